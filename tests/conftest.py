@@ -1,0 +1,44 @@
+"""Shared by all tests: one thread per worker, and small demos that tests write themselves."""
+
+import os
+
+# Two pytest workers with two threads each on two cores are slower than one thread each.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(_name, "1")
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def write_demo(tmp_path):
+    """write_demo(source, name="99_tiny.py") writes a demo file and returns its path."""
+
+    def write(source: str, name: str = "99_tiny.py") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source).lstrip(), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def script():
+    """script(path, *flags, encoding=None) runs a file in a process of its own; its outputs are pipes."""
+
+    def run(path, *flags, encoding: str | None = None, **options) -> subprocess.CompletedProcess:
+        environment = {key: value for key, value in os.environ.items()
+                       if key not in ("DISPLAY", "PYTHONIOENCODING", "MPLBACKEND", "COLUMNS", "FORCE_COLOR")}
+        environment["PYTHONPATH"] = str(ROOT)
+        environment["PYTHONIOENCODING"] = encoding or "utf-8"
+        return subprocess.run([sys.executable, str(path), *map(str, flags)], capture_output=True,
+                              env=environment, timeout=300, **options)
+
+    return run
