@@ -1,0 +1,324 @@
+# %% [markdown]
+# # 04. Speculative sampling
+#
+# **Question.** How can a weaker model write most of a text without changing its distribution, and how many
+# tokens does a pass of the target then yield?
+#
+# **Watch for.** What a refusal draws from. The wrong use of the rule, which the same checks catch. On which
+# side of τ each of two predictions errs when acceptances come in bursts.
+#
+# **Takes.** about 10 s; needs numpy, matplotlib.
+#
+# **Leaves out.** What a round costs on hardware (demo 05) and trees (demo 06). Cost appears only as c, the
+# time of one draft step over one target step; verifying γ + 1 tokens counts as one target step.
+
+# %%
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from console import (Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Positive, assumptions, figure,
+                     observe, print_table, progress, sliders, subplots)
+from decode_lab import (ModelDrafter, Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
+                        residual, speculative_generate)
+from lab import toy
+from lab.transformer import TransformerLM, config_like, truncate
+from llm_math import alpha_from_tau, best_gamma, expected_tokens, speedup, tau_from_positions
+
+DRAFTS = ("small", "medium", "large-exit", *(f"first-{n}" for n in range(1, 6)))
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    p_a: Fraction = 0.3  # target's probability of token a in the two-token example
+    q_a: Fraction = 0.8  # draft's probability of token a there
+    vocabulary: Count = 5  # tokens of the small random models, 2 to 12
+    samples: Count = 3000  # tokens sampled from each of them
+    alphas: tuple[Alpha, ...] = (0.35, 0.5, 0.6, 0.7, 0.8, 0.9)  # acceptance rates of the tables
+    costs: tuple[Positive, ...] = (0.01, 0.05, 0.1, 0.2)  # c of the tables
+    tokens_per_s: Positive = 82.0  # a speed that somebody reports
+    passes_per_s: Positive = 59.0  # ceiling of that machine, target passes per second (demo 01)
+    taus: tuple[Positive, ...] = (1.8, 2.0)  # tokens per pass that may stand behind the report
+    report_gamma: Count = 3  # at this draft length
+    gammas: tuple[Count, ...] = (1, 3, 5)  # draft lengths of the tables, and measured on the toy
+    gamma_max: Count = 8  # draft length at which acceptance is measured, to predict the others
+    drafts: tuple[OneOf(*DRAFTS), ...] = ("small", "medium", "first-5")  # first-N: N layers of the target
+    prompts: Count = 3  # prompts of held-out code, and as many of prose
+    new_tokens: Count = 40  # tokens generated after each
+    easy: Fraction = 0.95  # alpha after an easy token of the two-state text
+    hard: Fraction = 0.25  # alpha after a hard one
+    stay: Fraction = 0.9  # chance that easy follows easy, and hard follows hard
+    seed: NonNegative = 0  # of everything random
+
+
+A = assumptions(Assumptions)
+if not 2 <= A.vocabulary <= 12:
+    raise BadInput(f"vocabulary is {A.vocabulary}, and 2 to 12 tokens can be enumerated")
+if not max(A.gammas) < A.gamma_max < A.new_tokens / 2:
+    raise BadInput(f"gamma_max is {A.gamma_max}: above each of gammas and below half of new_tokens is right")
+
+# %% [markdown]
+# ## 1. The rule by hand
+#
+# The draft draws x from q; the target knows p. Accept x with probability min(1, p(x)/q(x)); after a refusal
+# draw from the residual, max(p − q, 0) over its sum. What the draft proposes too often is refused just as
+# often as the residual needs for what it proposes too rarely.
+
+# %%
+p, q = np.array([A.p_a, 1 - A.p_a]), np.array([A.q_a, 1 - A.q_a])
+accept = [acceptance_probability(p, x, q) if q[x] > 0 else 1.0 for x in (0, 1)]
+accepted, rest = q * accept, residual(p, 0, q)
+output = accepted + (1 - accepted.sum()) * rest
+print_table(["step", "a", "b"],
+            [["target p", *p], ["draft q: x is drawn", *q], ["min(1, p/q): x is accepted", *accept],
+             ["drawn and accepted", *accepted], ["residual", *rest],
+             ["refused, then drawn from it", *(output - accepted)], ["output", *output]],
+            title="A round with one draft token", formats={"a": ".3f", "b": ".3f"})
+observe("The output is a in {a:.1%} of rounds, as the target wants, though the draft proposes a in {q:.1%}.",
+        a=output[0], q=q[0], holds=np.abs(output - p).max() < 1e-15 and abs(q[0] - p[0]) > 0.01)
+observe("The draft's token is accepted in {taken:.1%} of rounds: alpha = sum of min(p, q) = {alpha:.3f}.",
+        taken=accepted.sum(), alpha=overlap(p, q), holds=abs(accepted.sum() - overlap(p, q)) < 1e-15)
+
+# %% [markdown]
+# ## 2. A whole round, enumerated and sampled
+#
+# Random tables stand for the models: the next token depends on the last one. All drafts, acceptances and
+# refusals of a round are enumerated with the probabilities that the loop uses; the distribution of the next
+# γ + 1 tokens (the target writes what the round leaves open) is compared with plain decoding's.
+#
+# Then the loop samples. χ² is taken over the transitions from token to token; its p-value is the share of
+# plain samples of the same size with a larger χ². Their total variation (TV) is the noise floor.
+
+
+# %%
+class Table:
+    """A decoder whose next token depends on the last one alone: probs (V, V)."""
+
+    def __init__(self, probs):
+        self.vocab_size, self.length = len(probs), 0
+        with np.errstate(divide="ignore"):
+            self.logits = np.log(probs)
+
+    def extend(self, tokens):
+        self.length += len(tokens)
+        return self.logits[np.asarray(tokens)]
+
+    def rollback(self, length):
+        self.length = length
+
+
+class SaidToBeDrawn(ModelDrafter):
+    """Wrong: proposes the likeliest token, and reports q as if the token had been drawn from it."""
+
+    def propose(self, tokens, gamma, rng):
+        draft = super().propose(tokens, gamma, rng)
+        draft.q = [Q[last] for last in [tokens[-1], *draft.tokens][:-1]]
+        return draft
+
+
+# What may be proposed at a position: [(probability, candidates, the q of each)].
+PROPOSALS = {
+    "one drawn": lambda q: [(q[x], [x], [q]) for x in np.flatnonzero(q)],
+    "two drawn, without replacement": lambda q: [
+        (q[x] * rest[y], [x, y], [q, rest]) for x in np.flatnonzero(q) for rest in [residual(q, x)]
+        for y in np.flatnonzero(rest)],
+    "the two likeliest, without chance": lambda q: [(1.0, np.argsort(-q)[:2], [None, None])],
+    "WRONG: the likeliest, said to be drawn": lambda q: [(1.0, [q.argmax()], [q])],
+}
+
+
+def joint(p, q, n, gamma, proposals):
+    """(V ** n,): distribution of the n tokens after token 0, the first gamma of them drafted in one round."""
+    @lru_cache(None)
+    def after(last, n, depth):
+        if n == 0:
+            return np.ones(1)
+        out = np.zeros((len(p), len(p) ** (n - 1)))
+        for chance, candidates, qs in proposals(q[last]) if depth > 0 else [(1.0, [], [])]:
+            left = p[last]
+            for x, q_x in zip(candidates, qs):
+                accept = acceptance_probability(left, x, q_x)
+                out[x] += chance * accept * after(int(x), n - 1, depth - 1)
+                left, chance = residual(left, x, q_x), chance * (1 - accept)
+            for x in np.flatnonzero(left):           # none accepted: the target's own token ends the round
+                out[x] += chance * left[x] * after(int(x), n - 1, 0)
+        return out.ravel()
+    return after(0, n, gamma)
+
+
+rng = np.random.default_rng(A.seed)
+P, other = rng.dirichlet(np.ones(A.vocabulary), (2, A.vocabulary))
+Q = (P + other) / 2
+rows = []
+for gamma, name in [(1, "one drawn"), (3, "one drawn"), *((2, name) for name in list(PROPOSALS)[1:])]:
+    plain = joint(P, Q, gamma + 1, 0, None)
+    off = np.abs(joint(P, Q, gamma + 1, gamma, PROPOSALS[name]) - plain).max()
+    rows.append([name, gamma, len(plain), float(off)])
+print_table(["candidates at a position", "gamma", "sequences", "largest difference"], rows,
+            title="Distribution of gamma + 1 tokens: a round against plain decoding",
+            formats={"largest difference": ".1e"})
+*right, wrong = [row[-1] for row in rows]
+observe("A round has the target's distribution to float64 rounding: no sequence is off by more than "
+        "{off:.0e}.", off=max(right), holds=max(right) < 16 * np.finfo(float).eps)
+observe("The check can fail: with the wrong use of the rule, some sequence is off by {off:.3f}.", off=wrong,
+        holds=wrong > 1e-6)
+
+
+# %%
+def chi_square_and_tv(counts):
+    """Of transition counts (..., V, V) against P: chi-square, and total variation (rows by their share)."""
+    expected = counts.sum(-1, keepdims=True) * P
+    off = np.abs(counts - expected)
+    return (off**2 / np.maximum(expected, 1e-300)).sum((-1, -2)), off.sum((-1, -2)) / 2 / counts.sum((-1, -2))
+
+
+rows = []
+for name, drafter, gamma in [("plain decoding", None, 0), ("gamma = 1", ModelDrafter(Table(Q)), 1),
+                             ("gamma = 3", ModelDrafter(Table(Q)), 3),
+                             ("WRONG, as above", SaidToBeDrawn(Table(Q), Sampler(0.0)), 3)]:
+    tokens, run = (speculative_generate(Table(P), drafter, [0], A.samples, gamma, 1.0, rng) if drafter
+                   else autoregressive_generate(Table(P), [0], A.samples, 1.0, rng))
+    counts = np.zeros(P.shape, int)
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    (chi_square, tv), plain = chi_square_and_tv(counts), chi_square_and_tv(
+        rng.multinomial(counts.sum(1), P, (2000, len(P))))
+    p_value = (1 + (plain[0] >= chi_square).sum()) / (1 + len(plain[0]))
+    rows.append([name, run.tau, chi_square, P.size - len(P), p_value, tv, np.median(plain[1])])
+print_table(["decoding", "tau", "chi-square", "dof", "p-value", "TV", "noise floor"], rows,
+            title=f"{A.samples} sampled tokens against the target's distribution",
+            formats={"chi-square": ".1f", "p-value": ".4f", "TV": ".4f", "noise floor": ".4f"})
+*right, wrong = rows
+observe("Every lossless run looks like a plain sample of its size: the smallest p-value is {p:.3f}, above "
+        "0.001.", p=min(row[4] for row in right), holds=min(row[4] for row in right) > 0.001)
+observe("The wrong one does not: its p-value is below 0.001, its TV {x:.1f} times the noise floor.",
+        x=wrong[5] / wrong[6], holds=wrong[4] < 0.001)
+
+# %% [markdown]
+# ## 3. Tokens per pass, and what they buy
+#
+# With an independent chance α per draft token, a pass yields E = (1 − α^(γ+1)) / (1 − α) tokens, for γ
+# draft steps of cost c: speedup E / (γc + 1). Backwards: a speed above the machine's ceiling in passes per
+# second says how many tokens each pass must yield at least, and E says which α that takes.
+
+# %%
+print_table(["alpha", *(f"E, gamma {gamma}" for gamma in A.gammas), *(f"c = {c:g}" for c in A.costs)],
+            [[alpha, *(expected_tokens(alpha, gamma) for gamma in A.gammas),
+              *("{0}: {1:.2f}x".format(*best_gamma(alpha, c)) for c in A.costs)] for alpha in A.alphas],
+            title="Tokens per pass; best gamma and its speedup", formats={"alpha": ".2f"})
+pays = [(best_gamma(alpha, c)[1] > 1, alpha > c) for alpha in A.alphas for c in A.costs]
+observe("Speculation pays in {n} of these {of} cases: exactly where alpha is above c.", of=len(pays),
+        n=sum(pay for pay, _ in pays), holds=0 < sum(pay for pay, _ in pays) and all(a == b for a, b in pays))
+least, low, high = A.tokens_per_s / A.passes_per_s, min(A.taus), max(A.taus)
+observe("{speed:g} tokens/s under a ceiling of {ceiling:g} passes/s are at least {least:.2f} tokens per "
+        "pass: not plain decoding.", speed=A.tokens_per_s, ceiling=A.passes_per_s, least=least,
+        holds=least > 1)
+observe("{low:g} to {high:g} tokens per pass at gamma = {gamma} are enough for that, and mean an alpha of "
+        "{a:.2f} to {b:.2f}.", low=low, high=high, gamma=A.report_gamma,
+        a=alpha_from_tau(low, A.report_gamma), b=alpha_from_tau(high, A.report_gamma), holds=low >= least)
+
+# %% tags=["notebook"]
+sliders(lambda alpha, gamma, c: print_table(
+    ["tokens per pass", "speedup", "best gamma", "its speedup"],
+    [[expected_tokens(alpha, gamma), speedup(alpha, gamma, c), *best_gamma(alpha, c)]]),
+    alpha=(0.0, 0.95, 0.05, 0.7), gamma=(0, 16, 1, 3), c=(0.0, 0.5, 0.01, 0.1))
+
+# %% [markdown]
+# ## 4. The formula against measured rounds
+#
+# α is predicted without speculation: the mean of Σ min(p, q) over a text that the target wrote alone. Then
+# the loop runs at the largest γ, and its acceptance predicts τ at the others twice: by the textbook formula
+# with one α, and by 1 + α₁ + α₁α₂ + … with the acceptance at each position.
+
+
+# %%
+def draft_model(name):
+    """A toy model with an empty cache; first-N: the first N layers of the target."""
+    (params, config), n = toy.load_params("large"), name.removeprefix("first-")
+    return toy.load(name) if n == name else TransformerLM(
+        truncate(params, int(n)), config_like(config, n_layers=int(n)), name)
+
+
+def predicted_alpha(target, draft, texts, sampler):
+    """Mean overlap at the new tokens of the texts; after a token accepted; after one refused."""
+    alphas = np.array([[overlap(sampler.probs(a), sampler.probs(b)) for a, b in zip(*rows)] for rows in zip(
+        *(model.full_logits(texts)[:, PROMPT - 1:-1] for model in (target, draft)))])
+    before, now = alphas[:, :-1], alphas[:, 1:]
+    return alphas.mean(), *((w * now).sum() / max(w.sum(), 1e-9) for w in (before, 1 - before))
+
+
+PROMPT, target, prompts, texts, alphas, taus = 32, toy.load("large"), [], {}, [], []
+for ids in (toy.encode(toy.heldout("code")), toy.encode(toy.heldout("prose"))):
+    prompts += [ids[i:i + PROMPT] for i in np.linspace(0, len(ids) - PROMPT, A.prompts).astype(int)]
+for T in (0, 1):
+    texts[T] = np.array([autoregressive_generate(target, ids, A.new_tokens, T, rng)[0] for ids in prompts])
+for name, T in progress([(name, T) for T in texts for name in A.drafts], "speculating"):
+    drafter, runs = ModelDrafter(draft_model(name)), {}
+    for gamma in (*A.gammas, A.gamma_max):
+        pooled = Run.pool([speculative_generate(target, drafter, prompt, A.new_tokens, gamma, T, rng)[1]
+                           for prompt in prompts])
+        runs[gamma] = Run([r for r in pooled.rounds if r.drafted == gamma])       # none cut short by the end
+    longest = runs[A.gamma_max]
+    alphas.append([name, T, *predicted_alpha(target, drafter.model, texts[T], Sampler(T)),
+                   Run.pool(list(runs.values())).alpha])
+    taus += [[name, T, gamma, runs[gamma].tau, expected_tokens(longest.alpha, gamma),
+              tau_from_positions(longest.acceptance[:gamma])] for gamma in A.gammas]
+print_table(["draft", "T", "predicted", "after accepted", "after refused", "measured"], alphas,
+            title="alpha on the toy: predicted (also by the fate of the token before), measured")
+print_table(["draft", "T", "gamma", "measured", "textbook", "by position"], taus, title="tau on the toy")
+miss, measured = max(abs(row[2] - row[5]) for row in alphas), np.array([row[3:] for row in taus]).T
+observe("Predicted without speculation, alpha is off by at most {miss:.3f}: less than 0.1.", miss=miss,
+        holds=miss < 0.1)
+for name, predicted in zip(("the textbook formula", "the acceptance by position"), measured[1:]):
+    r, error = np.corrcoef(predicted, measured[0])[0, 1], predicted / measured[0] - 1
+    observe("tau by {name}: correlation {r:.3f} with the measured, above 0.8; off by {size:.1%} on average, "
+            "less than 10 % ({bias:+.1%} with its sign).", name=name, r=r, size=np.abs(error).mean(),
+            bias=error.mean(), holds=r > 0.8 and np.abs(error).mean() < 0.1)
+
+# %% [markdown]
+# A text of easy and hard tokens shows where independence breaks. If each kind mostly follows itself,
+# acceptances come in bursts. A round starts where the last one ended, mostly after a refusal, so where it is
+# hard: the formula, with the same α everywhere, expects too much. A shorter γ ends more rounds inside an
+# easy stretch, so acceptances measured at a larger γ expect too little: they are exact at their own γ only.
+# Nothing is sampled: min(P, Q) weighs the accepted tokens, P − min(P, Q) those drawn after a refusal.
+
+
+# %%
+def exact_acceptance(p, q, gamma):
+    """(acceptance at positions 1 to gamma, accepted over tested) of an endless run with these tables."""
+    accepted, reached = np.minimum(p, q), [np.eye(len(p))]
+    for _ in range(gamma):
+        reached.append(reached[-1] @ accepted)
+    next_start = sum(reached[:-1]) @ (p - accepted) + reached[-1] @ p
+    start = np.linalg.matrix_power((next_start + np.eye(len(p))) / 2, 10_000)[0]
+    alive = np.array([start @ r.sum(1) for r in reached])
+    return alive[1:] / np.maximum(alive[:-1], 1e-300), alive[1:].sum() / alive[:-1].sum()
+
+
+rows, kinds = [], np.array([[A.easy], [A.hard], [0]])
+for name, stay in (("independent", 0.5), ("bursts", A.stay)):
+    p = np.array([[stay, 1 - stay, 0], [1 - stay, stay, 0], [0.5, 0.5, 0]])    # easy, hard, never
+    q = kinds * p + (1 - kinds) * [0, 0, 1]                                    # the rest of q is never right
+    positions, alpha = exact_acceptance(p, q, A.gamma_max)
+    rows += [[name, gamma, tau_from_positions(exact_acceptance(p, q, gamma)[0]),
+              expected_tokens(alpha, gamma), tau_from_positions(positions[:gamma])] for gamma in A.gammas]
+print_table(["text", "gamma", "exact", "textbook", "by position"], rows,
+            title=f"tau of the easy and hard text; both predictions know only gamma = {A.gamma_max}")
+exact, *predicted = np.array([row[2:] for row in rows]).T
+errors = np.array([tau / exact - 1 for tau in predicted]).reshape(2, 2, -1)     # prediction, text, gamma
+observe("Where acceptances are independent, both predictions are exact.",
+        holds=np.abs(errors[:, 0]).max() < 1e-9)
+observe("In bursts the textbook is too high, by up to {over:.1%}, and the acceptance by position at a larger "
+        "gamma too low, by up to {under:.1%}.", over=errors[0, 1].max(), under=-errors[1, 1].min(),
+        holds=errors[0, 1].min() > 0.01 and errors[1, 1].max() < -0.01)
+
+fig, (left, right) = subplots(1, 2, size=(9, 4))
+for name, tau, error, mark in zip(("textbook", "by position"), measured[1:], errors, "ox"):
+    left.plot(measured[0], tau, mark, label=name)
+    right.plot(A.gammas, 100 * error[1], mark + "-", label=name)
+left.axline((1, 1), slope=1, color="grey", lw=1)
+left.set(xlabel="tau, measured on the toy", ylabel="tau, predicted")
+left.legend()
+right.axhline(0, color="grey", lw=1)
+right.set(xlabel="gamma", ylabel="error where acceptances come in bursts, %")
+figure(fig, "tau predicted from one alpha and from the acceptance by position")
