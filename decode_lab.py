@@ -86,7 +86,7 @@ class Drafter(Protocol):
     def kept(self, tokens: Sequence[int]) -> None: ...                   # after a round: the sequence as it is now
 
 
-# -- sampling ---------------------------------------------------------------------------------------------------------
+# -- sampling ----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Sampler:
@@ -117,7 +117,7 @@ class Sampler:
 
     def probs(self, logits, history: Sequence[int] = ()) -> np.ndarray:
         """Logits (V,) -> the distribution (V,) that a token is drawn from, float64; a point mass when greedy."""
-        z = self._penalised(to_numpy(logits), history)
+        z = self.penalised(logits, history)
         top = z.max()
         if not np.isfinite(top):
             raise BadInput(f"A logits row has no finite maximum ({top}): the model's output is not usable.")
@@ -140,12 +140,13 @@ class Sampler:
 
     def argmax(self, logits, history: Sequence[int] = ()) -> int:
         """The greedy choice after the penalty."""
-        return int(self._penalised(to_numpy(logits), history).argmax())
+        return int(self.penalised(logits, history).argmax())
 
-    def _penalised(self, z, history):
+    def penalised(self, logits, history: Sequence[int] = ()) -> np.ndarray:
+        """Logits (V,), float64, after the repetition penalty alone."""
+        z = to_numpy(logits)
         if self.repetition_penalty != 1 and len(history):
             seen = np.unique(np.asarray(history))
-            z = z.copy()
             z[seen] = np.where(z[seen] > 0, z[seen] / self.repetition_penalty, z[seen] * self.repetition_penalty)
         return z
 
@@ -165,10 +166,10 @@ def greedy_ids(rows) -> list[int]:
 def draw(p: np.ndarray, rng) -> int:
     """One id from the distribution p (V,), by inversion of its cumulative sum."""
     edges = np.cumsum(p)
-    return int(np.searchsorted(edges, rng.random() * edges[-1], side="right").clip(max=np.flatnonzero(p)[-1]))
+    return int(np.searchsorted(edges, rng.random() * edges[-1], side="right"))
 
 
-# -- the rule ---------------------------------------------------------------------------------------------------------
+# -- the rule ----------------------------------------------------------------------------------------------
 
 def overlap(p, q) -> float:
     """Sum of min(p, q) = 1 - TV(p, q): the probability that a token drawn from q is accepted (2211.17192, Cor. 3.6)."""
@@ -236,7 +237,7 @@ def verify(draft: Draft, rows, sampler: Sampler, history: Sequence[int], rng) ->
         history.append(token)
 
 
-# -- what a run reports -----------------------------------------------------------------------------------------------
+# -- what a run reports ------------------------------------------------------------------------------------
 
 @dataclass
 class Round:
@@ -332,13 +333,13 @@ class Run:
         return sum(r.seconds for r in self.rounds)
 
     @property
-    def draft_s(self) -> float:
-        """Seconds per drafted token after the first round, for c; nan when nothing was drafted."""
+    def draft_token_s(self) -> float:
+        """Seconds per drafted token after the first round; of a chain, c times a target step. nan without drafts."""
         later = [r for r in self.rounds if not r.first and r.drafted]
         return sum(r.draft_s for r in later) / sum(r.drafted for r in later) if later else float("nan")
 
 
-# -- the loops --------------------------------------------------------------------------------------------------------
+# -- the loops ---------------------------------------------------------------------------------------------
 
 def autoregressive_generate(target: Decoder, prompt, n_new: int, temperature: float = 0.0, rng=None, *,
                             sampler: Sampler | None = None, eos: Collection[int] = ()) -> tuple[np.ndarray, Run]:
@@ -373,11 +374,12 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
     rng = np.random.default_rng(0) if rng is None else rng
     tokens = [int(t) for t in np.asarray(prompt).reshape(-1)]
     budget, stop_at = _budget(target, tokens, n_new)
-    if isinstance(gamma, int) and gamma < 0:
-        raise BadInput(f"gamma = {gamma} is impossible: 0 (no draft) or more would be right.")
+    if gamma is not None and not callable(gamma):
+        _draft_length(gamma)
     if drafter is not None:
         drafter.reset(target, sampler)
-    eos, run, end = frozenset(eos), Run(), len(tokens) + budget
+    eos = frozenset([eos] if isinstance(eos, int) else eos)
+    run, end = Run(), len(tokens) + budget
 
     started = perf_counter()
     target.rollback(0)
@@ -389,7 +391,7 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
         started = perf_counter()
         depth = end - len(tokens) - 1            # of a full acceptance and the target's own token, none is too many
         if gamma is not None:
-            depth = min(depth, gamma(run) if callable(gamma) else gamma)
+            depth = min(depth, _draft_length(gamma(run)) if callable(gamma) else gamma)
         draft = drafter.propose(tokens, depth, rng) if drafter is not None and depth > 0 else Draft()
         _check_draft(draft, depth, target.vocab_size, drafter)
         drafted = perf_counter()
@@ -422,6 +424,12 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
                                 sources=tuple(sources), prefill_s=prefill_s, first=not run.rounds))
         prefill_s = 0.0
     return np.array(tokens, dtype=np.int64), run
+
+
+def _draft_length(gamma):
+    if gamma < 0:
+        raise BadInput(f"gamma = {gamma} is impossible: 0 (no draft) or more would be right.")
+    return gamma
 
 
 def _budget(target, tokens, n_new):
@@ -465,7 +473,7 @@ def _check_draft(draft, depth, vocab_size, drafter):
         raise BadInput(f"{name} proposed a draft {deepest} deep where at most {depth} were asked for.")
 
 
-# -- drafters ---------------------------------------------------------------------------------------------------------
+# -- drafters ----------------------------------------------------------------------------------------------
 
 class PromptLookup:
     """Copies what followed the latest earlier occurrence of the longest suffix (prompt lookup; LLMA, arXiv 2304.04487).
@@ -526,7 +534,7 @@ class ModelDrafter:
     def propose(self, tokens, gamma, rng) -> Draft:
         draft, history, unseen = Draft(), list(tokens), tokens[self.model.length:]
         for _ in range(room(self.model, tokens, gamma)):
-            token, q = self._choose(self.model.extend(unseen)[-1], history, rng)
+            token, q = self._choose(last_row(self.model, unseen), history, rng)
             draft.tokens.append(token)
             draft.q.append(q)
             draft.sources.append(self.name)
@@ -582,7 +590,7 @@ class TreeDrafter:
             return draft
         # The tokens that the last round kept and the target's own are sent together, so the tree of that round need
         # not be kept here: a draft's cache holds the sequence and nothing else between rounds.
-        rows, sent = {-1: self.model.extend(tokens[self.model.length:])[-1]}, {-1: -1}
+        rows, sent = {-1: last_row(self.model, tokens[self.model.length:])}, {-1: -1}
         for level in range(gamma):
             expand = self._level(draft, rows, tokens, rng)
             if not expand or level + 1 == gamma:
@@ -614,11 +622,12 @@ class TreeDrafter:
 
     def _candidates(self, draft, node, row, tokens, n, rng):
         row = fit_row(row, self._vocab_size)
+        history = [] if self._sampler.repetition_penalty == 1 else list(tokens) + draft.path(node)
         if not self.sample:
-            for token in np.argsort(-to_numpy(row), kind="stable")[:n]:
+            for token in np.argsort(-self._sampler.penalised(row, history), kind="stable")[:n]:
                 yield int(token), None
             return
-        q = self._sampler.probs(row, list(tokens) + draft.path(node))
+        q = self._sampler.probs(row, history)
         for _ in range(n):
             token = draw(q, rng)
             yield token, q
@@ -645,6 +654,8 @@ class ConfidentTreeDrafter(TreeDrafter):
 
     def __init__(self, model: Decoder, n_nodes: int, depth: int, width: int = 4, name: str | None = None):
         super().__init__(model, TreeShape([]), name=name)
+        if min(n_nodes, depth, width) < 1:
+            raise BadInput(f"A tree of {n_nodes} nodes, depth {depth} and width {width} is impossible: 1 or more of each.")
         self.n_nodes, self.depth, self.width = n_nodes, depth, width
 
     def propose(self, tokens, gamma, rng) -> Draft:
@@ -680,6 +691,14 @@ def room(model: Decoder, tokens, gamma: int) -> int:
     return gamma if limit is None else min(gamma, limit - len(tokens) + 1)
 
 
+def last_row(model: Decoder, tokens) -> Array:
+    """Send tokens (n,) -> logits (V,) after the last; a long prompt's other logits, which nobody reads, are spared."""
+    if len(tokens) > 16 and hasattr(model, "prefill"):
+        model.prefill(tokens[:-1])
+        tokens = tokens[-1:]
+    return model.extend(tokens)[-1]
+
+
 def check_vocabulary(target: Decoder, draft: Decoder) -> None:
     """BadInput unless the draft's ids mean the same to the target.
 
@@ -707,7 +726,7 @@ def fit_row(row, vocab_size: int):
     return np.concatenate([row, np.full(vocab_size - len(row), -np.inf)])
 
 
-# -- trees ------------------------------------------------------------------------------------------------------------
+# -- trees -------------------------------------------------------------------------------------------------
 
 class TreeShape:
     """Which candidates a tree holds: nodes (parent, rank), rank 0 the likeliest child; the root is not a node.

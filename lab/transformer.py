@@ -130,7 +130,8 @@ class TransformerLM:
     """The toy as a `decode_lab.Decoder`: one growing sequence with a KV cache.
 
     Counts what it does: `flops` (two per multiply-add of every matrix product) and `bytes_read` (weights once per
-    forward, the head only where logits are wanted, keys and values that a forward attends to), so that a demo can set them beside the formulas.
+    forward, the head only where logits are wanted, keys and values that a forward attends to), so that a demo can
+    set them beside the formulas.
     """
 
     tokenizer: str | None = None                 # fingerprint; a trained model's loader sets it
@@ -156,7 +157,7 @@ class TransformerLM:
         self.hidden = np.zeros((0, config.hidden), np.float32)
         self.flops = self.bytes_read = 0
 
-    # -- the Decoder protocol -------------------------------------------------------------------------------------
+    # -- the Decoder protocol -------------------------------------------------------------------------------
 
     def extend(self, tokens) -> np.ndarray:
         """Append tokens (n,) to the sequence -> logits (n, V); row i predicts what follows tokens[i]."""
@@ -207,7 +208,7 @@ class TransformerLM:
         self.cache.move([self.length + i for i in nodes], self.length)
         self.length, self._parents = self.length + len(nodes), []
 
-    # -- without a cache ------------------------------------------------------------------------------------------
+    # -- without a cache ------------------------------------------------------------------------------------
 
     def full_logits(self, tokens) -> np.ndarray:
         """(n, T) ids -> (n, T, V) logits, each sequence from its beginning, the cache neither read nor written."""
@@ -218,7 +219,7 @@ class TransformerLM:
         n = tokens.shape[1]
         return self._logits(self._forward(tokens, np.arange(n), np.tri(n, dtype=bool)))
 
-    # -- the one forward ------------------------------------------------------------------------------------------
+    # -- the one forward ------------------------------------------------------------------------------------
 
     def _extend(self, tokens):
         tokens = self._check(tokens)

@@ -15,7 +15,7 @@ from decode_lab import (ConfidentTreeDrafter, Draft, ModelDrafter, PromptLookup,
                         tree_generate, verify)
 from fakes import (FakeDecoder, ScriptedDrafter, chain, exact, from_text, one_hot, outcomes, random_decoder,
                    same_distribution, script, table_logits, tree)
-from lab.transformer import Config, TransformerLM, init_params
+from lab.transformer import QCFG, Config, TransformerLM, init_params
 
 V = 16
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7]
@@ -445,7 +445,7 @@ def test_the_draft_cache_survives_rounds_without_a_draft():
 
 @pytest.mark.parametrize("others", [[2, 3, 4, 5], [2, 9, 4, 5, 6], [9, 3], [2], [2, 3, 9, 9, 9, 9]])
 def test_a_draft_cache_follows_a_sequence_that_others_drafted(others):
-    """Where several drafters take turns, what was kept may differ from what this one proposed, and be longer."""
+    """Where drafters take turns, what was kept may differ from what this one proposed, and be longer."""
     draft = FakeDecoder(lambda h: one_hot(h[-1] + 1, V), V)
     drafter = ModelDrafter(draft)
     drafter.reset(script(TEXT, V), Sampler())
@@ -1301,7 +1301,7 @@ def test_statistics_of_hand_made_rounds():
     assert run.ttft == pytest.approx(6.4)
     assert run.tpot == pytest.approx((1.4 + 1.0 + 1.2) / 7), "the first round is not among them"
     assert run.seconds == pytest.approx(10.0)
-    assert run.draft_s == pytest.approx(0.6 / 6)
+    assert run.draft_token_s == pytest.approx(0.6 / 6)
 
 
 def test_alpha_and_acceptance_by_position_predict_tau():
@@ -1313,7 +1313,7 @@ def test_alpha_and_acceptance_by_position_predict_tau():
 def test_statistics_of_nothing_drafted_and_of_one_round():
     run = Run([a_round(0, 0, 0, 0.0, 1.0, first=True)])
     assert run.tau == 1 and np.isnan(run.alpha) and run.acceptance == [] and run.histogram == [1]
-    assert run.by_source == {} and run.ttft == 1.0 and np.isnan(run.tpot) and np.isnan(run.draft_s)
+    assert run.by_source == {} and run.ttft == 1.0 and np.isnan(run.tpot) and np.isnan(run.draft_token_s)
 
 
 def test_pooled_runs_count_tokens_not_means():
@@ -1346,5 +1346,47 @@ def test_times_are_those_of_the_clock(monkeypatch):
     _, run = speculative_generate(target, Thinking(from_text(TEXT).plan), PROMPT, 9, 2)
     times = [(r.prefill_s, r.draft_s, r.verify_s) for r in run.rounds]
     assert times == [(100, 1.5, 10), (0, 1.5, 10), (0, 1.5, 10)]
-    assert run.ttft == 111.5 and run.tpot == pytest.approx(23 / 6) and run.draft_s == pytest.approx(3 / 4)
+    assert run.ttft == 111.5 and run.tpot == pytest.approx(23 / 6) and run.draft_token_s == pytest.approx(3 / 4)
     assert run.seconds == pytest.approx(134.5)
+
+
+# -- bad input that reaches the loop late ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [-1, np.int64(-2), lambda run: -3])
+def test_a_negative_draft_length_is_refused_however_it_is_given(gamma):
+    with pytest.raises(BadInput) as error:
+        speculative_generate(script(TEXT, V), from_text(TEXT), PROMPT, 9, gamma)
+    assert "gamma" in one_sentence(error)
+
+
+def test_one_eos_id_may_be_given_without_a_list():
+    eos = TEXT[len(PROMPT) + 2]
+    runs = [autoregressive_generate(script(TEXT, V), PROMPT, 9, eos=ids)[0].tolist() for ids in (eos, (eos,))]
+    assert runs[0] == runs[1] and runs[0][-1] == eos
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 2), (4, 0, 2), (4, 2, -1)])
+def test_a_confident_tree_without_extent_is_refused(shape):
+    with pytest.raises(BadInput) as error:
+        ConfidentTreeDrafter(random_decoder(9, 1), *shape)
+    one_sentence(error)
+
+
+def test_the_candidates_of_a_tree_are_chosen_after_the_repetition_penalty():
+    """With draft = target, a chain of first candidates is accepted whole only if both see the same penalty."""
+    sampler = Sampler(repetition_penalty=5.0)
+    for seed in range(5):
+        target, draft = random_decoder(9, seed), random_decoder(9, seed)
+        run = tree_generate(target, TreeDrafter(draft, TreeShape.branching((1,) * 4)), [0, 1, 2], 40, sampler=sampler)[1]
+        assert run.alpha == 1
+
+
+def test_a_long_prompt_is_prefilled_by_the_draft_too():
+    """Its logits are read by nobody: at most one row of the prompt's is asked for."""
+    lm, other = (TransformerLM(init_params(QCFG, seed), QCFG) for seed in (0, 0))
+    asked, extend = [], other.extend
+    other.extend = lambda tokens: (asked.append(len(tokens)), extend(tokens))[1]
+    prompt = np.arange(100) % QCFG.vocab_size
+    assert speculative_generate(lm, ModelDrafter(other), prompt, 20, 3)[1].alpha == 1
+    assert max(asked) <= 2

@@ -201,6 +201,10 @@ def test_positions_past_the_rope_table_continue_it():
     text = text_for(long, 60)
     close(short.extend(text), long.extend(text))
     close(short.extend_tree(text[:3], [-1, 0, -1]), long.extend_tree(text[:3], [-1, 0, -1]))
+    edge = random_lm(config_like(TINY, max_length=8))       # a tree's deepest node need not be its last
+    long.rollback(7)
+    edge.extend(text[:7])
+    close(edge.extend_tree(text[:4], [-1, 0, 1, -1]), long.extend_tree(text[:4], [-1, 0, 1, -1]))
 
 
 def test_flops_and_bytes_are_those_of_the_formula():

@@ -53,7 +53,7 @@ FAMILY = {
 }
 
 
-# -- text -----------------------------------------------------------------------------------------------------------
+# -- text --------------------------------------------------------------------------------------------------
 
 def read_text():
     """-> training documents {"code": [...], "prose": [...]}, held-out documents of the same form."""
@@ -103,7 +103,7 @@ def encode(tokenizer, documents):
     return np.array(ids + [0], np.int64)
 
 
-# -- the same model in torch ----------------------------------------------------------------------------------------
+# -- the same model in torch -------------------------------------------------------------------------------
 
 def flatten(params):
     """{"layers": [{"wq": ...}]} -> {"layers.0.wq": ...}, the names in the files."""
@@ -146,7 +146,7 @@ def forward(p, config, tokens, exits=()):
     return out
 
 
-# -- training -------------------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------------------------------------
 
 def train(name, streams, held, tokenizer_id, minutes):
     config, steps, decay, exits = FAMILY[name]
