@@ -14,7 +14,6 @@
 
 # %%
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from console import (Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Posit
 from decode_lab import (ModelDrafter, Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
                         residual, speculative_generate)
 from lab import toy
+from lab.tables import PROPOSALS, Table, exact_acceptance, joint
 from lab.transformer import TransformerLM, config_like, truncate
 from llm_math import alpha_from_tau, best_gamma, expected_tokens, speedup, tau_from_positions
 
@@ -92,22 +92,6 @@ observe("The draft's token is accepted in {taken:.1%} of rounds: alpha = sum of 
 
 
 # %%
-class Table:
-    """A decoder whose next token depends on the last one alone: probs (V, V)."""
-
-    def __init__(self, probs):
-        self.vocab_size, self.length = len(probs), 0
-        with np.errstate(divide="ignore"):
-            self.logits = np.log(probs)
-
-    def extend(self, tokens):
-        self.length += len(tokens)
-        return self.logits[np.asarray(tokens)]
-
-    def rollback(self, length):
-        self.length = length
-
-
 class SaidToBeDrawn(ModelDrafter):
     """Wrong: proposes the likeliest token, and reports q as if the token had been drawn from it."""
 
@@ -115,36 +99,6 @@ class SaidToBeDrawn(ModelDrafter):
         draft = super().propose(tokens, gamma, rng)
         draft.q = [Q[last] for last in [tokens[-1], *draft.tokens][:-1]]
         return draft
-
-
-# What may be proposed at a position: [(probability, candidates, the q of each)].
-PROPOSALS = {
-    "one drawn": lambda q: [(q[x], [x], [q]) for x in np.flatnonzero(q)],
-    "two drawn, without replacement": lambda q: [
-        (q[x] * rest[y], [x, y], [q, rest]) for x in np.flatnonzero(q) for rest in [residual(q, x)]
-        for y in np.flatnonzero(rest)],
-    "the two likeliest, without chance": lambda q: [(1.0, np.argsort(-q)[:2], [None, None])],
-    "WRONG: the likeliest, said to be drawn": lambda q: [(1.0, [q.argmax()], [q])],
-}
-
-
-def joint(p, q, n, gamma, proposals):
-    """(V ** n,): distribution of the n tokens after token 0, the first gamma of them drafted in one round."""
-    @lru_cache(None)
-    def after(last, n, depth):
-        if n == 0:
-            return np.ones(1)
-        out = np.zeros((len(p), len(p) ** (n - 1)))
-        for chance, candidates, qs in proposals(q[last]) if depth > 0 else [(1.0, [], [])]:
-            left = p[last]
-            for x, q_x in zip(candidates, qs):
-                accept = acceptance_probability(left, x, q_x)
-                out[x] += chance * accept * after(int(x), n - 1, depth - 1)
-                left, chance = residual(left, x, q_x), chance * (1 - accept)
-            for x in np.flatnonzero(left):           # none accepted: the target's own token ends the round
-                out[x] += chance * left[x] * after(int(x), n - 1, 0)
-        return out.ravel()
-    return after(0, n, gamma)
 
 
 rng = np.random.default_rng(A.seed)
@@ -284,17 +238,6 @@ for name, predicted in zip(("the textbook formula", "the acceptance by position"
 
 
 # %%
-def exact_acceptance(p, q, gamma):
-    """(acceptance at positions 1 to gamma, accepted over tested) of an endless run with these tables."""
-    accepted, reached = np.minimum(p, q), [np.eye(len(p))]
-    for _ in range(gamma):
-        reached.append(reached[-1] @ accepted)
-    next_start = sum(reached[:-1]) @ (p - accepted) + reached[-1] @ p
-    start = np.linalg.matrix_power((next_start + np.eye(len(p))) / 2, 10_000)[0]
-    alive = np.array([start @ r.sum(1) for r in reached])
-    return alive[1:] / np.maximum(alive[:-1], 1e-300), alive[1:].sum() / alive[:-1].sum()
-
-
 rows, kinds = [], np.array([[A.easy], [A.hard], [0]])
 for name, stay in (("independent", 0.5), ("bursts", A.stay)):
     p = np.array([[stay, 1 - stay, 0], [1 - stay, stay, 0], [0.5, 0.5, 0]])    # easy, hard, never

@@ -10,8 +10,10 @@ Weights are stored (in, out), so that a layer reads `x @ w`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from console import BadInput
 from llm_math import ModelShape
@@ -126,6 +128,12 @@ class KVCache:
         self.v[..., start:stop, :] = self.v[..., source, :]
 
 
+@lru_cache(maxsize=1)
+def _one_blas_thread():
+    """The toy's products are too small to share: threads gain nothing, and on a busy machine wait for each other."""
+    ThreadpoolController().select(internal_api="openblas").limit(limits=1)
+
+
 class TransformerLM:
     """The toy as a `decode_lab.Decoder`: one growing sequence with a KV cache.
 
@@ -140,6 +148,7 @@ class TransformerLM:
         if len(params["layers"]) != config.n_layers:
             raise BadInput(f"{name}: the parameters have {len(params['layers'])} layers and the configuration "
                            f"{config.n_layers}; config_like(config, n_layers=…) makes them agree.")
+        _one_blas_thread()
         self.params, self.config, self.name = params, config, name
         self.vocab_size, self.max_length = config.vocab_size, config.max_length
         # Projections that read the same input are one product each, as engines do it.

@@ -324,7 +324,7 @@ def test_an_edit_changes_the_conclusion():
 
 
 def test_the_demo_notices_a_broken_rule(monkeypatch):
-    monkeypatch.setattr(decode_lab, "residual", not_normalised)
+    monkeypatch.setattr("lab.tables.residual", not_normalised)
     assert claims(console.run_demo(DEMO, QUICK))["A round has"] is False
 
 
