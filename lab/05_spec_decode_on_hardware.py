@@ -1,0 +1,240 @@
+# %% [markdown]
+# # 05. Speculative decoding on hardware
+#
+# **Question.** On a given chip, with a given pair of models, how long should a draft be, and when does
+# speculation stop paying?
+#
+# **Watch for.** Verifying several tokens costs as much as writing one, as long as reading the weights takes
+# longer than the arithmetic. A batch uses up that spare arithmetic; a tree uses it up faster than a chain.
+#
+# **Takes.** about 3 s; needs numpy, matplotlib, tokenizers, safetensors.
+#
+# **Leaves out.** Times are formulas: bytes and FLOPs over assumed shares of the data sheet, plus an overhead.
+# No kernels, no scheduling, no several chips. Demo 06 verifies the trees of section 3, 14 a real model.
+
+# %%
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from console import (Alpha, Count, Fraction, NonNegative, OneOf, Rule, assumptions, figure, fmt_bytes,
+                     fmt_count, fmt_time, observe, print_table, sliders, subplots)
+from decode_lab import TreeShape, draft_ranks, tree_accept_lengths
+from hw_specs import CHIPS, chip
+from lab import toy
+from lab.quant import quantize_params
+from lab.transformer import TransformerLM, config_like, generate_batch, init_params, truncate
+from llm_math import MODELS, best_round, expected_tokens, max_batch, model, verify_time
+
+Cost = Annotated[float, Rule("a number of at least 0", lambda x: x >= 0)]
+Short = Annotated[int, Rule("a whole number from 6 (the deepest tree) to 256", lambda n: 6 <= n <= 256)]
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    chip: OneOf(*CHIPS) = "h100-sxm"                       # Chip.
+    target: OneOf(*MODELS) = "llama-3.1-8b"                # Target model.
+    draft: OneOf(*MODELS) = "llama-3.2-1b"                 # Draft model, sections 1 and 2.
+    batch: Count = 1                                       # Sequences decoded together, section 1.
+    context: Count = 1024                                  # Tokens cached per sequence, sections 1 and 3.
+    alpha: Alpha = 0.8                                     # Acceptance rate of a drafted token.
+    alphas: tuple[Alpha, ...] = (0.6, 0.7, 0.8, 0.9)       # Acceptance rates, section 1.
+    sent: tuple[Count, ...] = (1, 2, 3, 5, 9, 17, 33, 65, 129, 257)            # Tokens of one target forward.
+    batches: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)       # Batches of section 2.
+    contexts: tuple[Count, ...] = (512, 4096, 32768)       # Contexts of section 2, two at least.
+    overhead_target_ms: Cost = 1.0                         # A target forward besides bytes and FLOPs, ms.
+    overhead_draft_ms: Cost = 0.3                          # The same for a draft step, ms.
+    flop_efficiency: Fraction = 0.6                        # Share of the peak rate that large products reach.
+    byte_efficiency: Fraction = 0.8                        # Share of the bandwidth that streaming reaches.
+    tree_batches: tuple[Count, ...] = (1, 32)              # Batches of section 3.
+    level_cost: Cost = 0.05                                # Drafting a tree level, share of a plain step.
+    text: OneOf("code", "prose") = "code"                  # Held-out text that the toy's sequences continue.
+    sequences: Count = 64                                  # Greedy sequences of the toy.
+    prompt_tokens: Short = 16                              # Prompt of each, tokens.
+    new_tokens: Short = 48                                 # Greedy continuation of each, tokens.
+    seed: NonNegative = 0                                  # Of the random weights.
+
+
+A = assumptions(Assumptions)
+
+# %% [markdown]
+# ## 1. One chip, one pair of models
+#
+# A forward takes the larger of two times, reading bytes and doing arithmetic, plus an overhead. A draft step
+# costs c of that. A round makes gamma draft steps, then sends gamma + 1 tokens to the target in one forward.
+
+# %%
+CHIP, TARGET, DRAFT = chip(A.chip), model(A.target), model(A.draft)
+EFFICIENCY = dict(flop_efficiency=A.flop_efficiency, byte_efficiency=A.byte_efficiency)
+MEMORY = f"{CHIP.memory / 1e9:.0f} GB"
+
+
+def seconds(n=1, batch=A.batch, context=A.context, draft=False):
+    """Time of one forward that sends n tokens per sequence."""
+    shape, overhead_ms = (DRAFT, A.overhead_draft_ms) if draft else (TARGET, A.overhead_target_ms)
+    return verify_time(shape, CHIP, batch, context, n, overhead_ms / 1e3, **EFFICIENCY)
+
+
+def plan(batch, context, alpha):
+    """(best gamma, predicted round), or (0, None) where no draft pays."""
+    return best_round(TARGET, DRAFT, CHIP, batch, context, alpha, A.overhead_target_ms / 1e3,
+                      A.overhead_draft_ms / 1e3, **EFFICIENCY)
+
+
+plain, step = seconds(), seconds(draft=True)
+read, draft_read = (m.streamed_bytes() + A.batch * m.kv_bytes(A.context) for m in (TARGET, DRAFT))
+print_table(["model", "parameters", "bytes read", "overhead, ms", "step", "of target's"],
+            [[TARGET.name, TARGET.n_params(), read, A.overhead_target_ms, plain, 1.0],
+             [DRAFT.name, DRAFT.n_params(), draft_read, A.overhead_draft_ms, step, step / plain]],
+            title=f"One decode step on {CHIP.name}, batch {A.batch}, context {A.context}",
+            formats={"parameters": fmt_count, "bytes read": fmt_bytes, "step": fmt_time})
+observe("Weights and caches of both, {n} tokens for each of {b} sequence(s), fit in {memory}.", n=A.context,
+        b=A.batch, memory=MEMORY, holds=A.batch <= max_batch(TARGET, CHIP, A.context, draft=DRAFT))
+c, share = step / plain, draft_read / read
+observe("c = {c:.3f}, more than the draft's share of the bytes, {share:.3f}: overhead does not shrink with "
+        "the model.", c=c, share=share, holds=c > share)
+reading = read / (CHIP.bandwidth * A.byte_efficiency) + A.overhead_target_ms / 1e3
+print_table(["tokens sent", "forward", "verify ratio", "bound by"],
+            [[n, t, t / plain, "arithmetic" if t > reading * (1 + 1e-9) else "bytes"]
+             for n, t in zip(A.sent, seconds(np.array(A.sent)))],
+            title="Verifying n tokens in one forward", formats={"forward": fmt_time, "verify ratio": ".3f"})
+rounds = {alpha: plan(A.batch, A.context, alpha) for alpha in sorted({*A.alphas, A.alpha})}
+print_table(["alpha", "gamma", "c", "tau", "verify ratio", "speedup", "tokens/s"],
+            [[alpha, gamma, c, *((r.tau, r.verify_ratio, r.speedup) if r else (1.0, None, 1.0)),
+              A.batch * (r.speedup if r else 1.0) / plain] for alpha, (gamma, r) in rounds.items()],
+            title=f"Best draft length ({A.batch / plain:.0f} tokens/s without speculation)",
+            formats={"alpha": "g", "tau": ".2f", "verify ratio": ".3f", "speedup": ".2f", "tokens/s": ".0f"})
+longest = 1 + max(gamma for gamma, _ in rounds.values())
+observe("Verifying the longest of these drafts sends {n} tokens and costs {x:.1%} more than writing one: "
+        "less than 5 %.", n=longest, x=seconds(longest) / plain - 1, holds=seconds(longest) < 1.05 * plain)
+gamma, best = rounds[A.alpha]
+gain = best.speedup if best else 1.0
+observe("At alpha = {a:g} the best gamma is {g}, and decoding is {s:.2f} times as fast, at least 1.5 times; "
+        "the target's forwards alone would allow {t:.2f}.", a=A.alpha, g=gamma, s=gain,
+        t=expected_tokens(A.alpha, gamma) * plain / seconds(gamma + 1), holds=gain >= 1.5)
+
+# %% [markdown]
+# ## 2. Batch and context
+#
+# Weights are read once for the whole batch, so each sequence has less arithmetic to spare. A cache is read
+# once per sequence however many tokens are verified, so a long context leaves time for arithmetic; but the
+# draft has a cache too, and c tends to the ratio of the two. Where gamma is 0 no draft pays, and the verify
+# ratio is that of two tokens.
+
+# %%
+COLUMNS = ["context", "batch", "gamma", "c", "tau", "verify ratio", "speedup", "verdict"]
+SHOWN = {"c": ".3f", "tau": ".2f", "verify ratio": ".2f", "speedup": ".2f"}
+
+
+def cell(batch, context, alpha=A.alpha) -> list:
+    """A row of the table; what does not fit is not computed."""
+    if batch > max_batch(TARGET, CHIP, context, draft=DRAFT):
+        return [context, batch, None, None, None, None, None, f"does not fit in {MEMORY}"]
+    (gamma, r), one = plan(batch, context, alpha), seconds(1, batch, context)
+    tau, gain, verdict = (r.tau, r.speedup, "pays") if r else (1.0, 1.0, "does not pay")
+    return [context, batch, gamma, seconds(1, batch, context, True) / one, tau,
+            seconds(max(gamma, 1) + 1, batch, context) / one, gain, verdict]
+
+
+grid = {(n, b): dict(zip(COLUMNS, cell(b, n))) for n in sorted(A.contexts) for b in sorted(A.batches)}
+print_table(COLUMNS, [list(row.values()) for row in grid.values()], formats=SHOWN,
+            title=f"{TARGET.name} with {DRAFT.name} on {CHIP.name}, alpha = {A.alpha:g}")
+fits = {place: row for place, row in grid.items() if row["gamma"] is not None}
+observe("{k} of {n} cells do not fit, and {m} of those that fit do not pay.", k=len(grid) - len(fits),
+        n=len(grid), m=sum(row["gamma"] == 0 for row in fits.values()), holds=0 < len(fits) < len(grid))
+short, middle = (sorted(A.contexts) * 2)[:2]
+if inside := [row for (n, b), row in fits.items() if n == short]:
+    (b, x), (d, y) = ((row["batch"], row["speedup"]) for row in (inside[0], inside[-1]))
+    observe("At context {n} the speedup falls from {x:.2f} at batch {b} to {y:.2f} at batch {d}: the batch "
+            "uses up the spare arithmetic.", n=short, x=x, b=b, y=y, d=d, holds=y < x)
+if shared := [b for n, b in fits if n == middle and (short, b) in fits]:
+    b = shared[-1]
+    x, y = (seconds(8, b, n) / seconds(1, b, n) for n in (short, middle))
+    c_near, c_far = fits[short, b]["c"], fits[middle, b]["c"]
+    observe("A long cache keeps verification cheap: at batch {b}, 8 tokens instead of 1 take {x:.2f} times "
+            "as long at context {n}, {y:.2f} times at {m}. The draft's cache takes some of that back: c "
+            "grows from {c:.3f} to {d:.3f}.", b=b, x=x, n=short, y=y, m=middle, c=c_near, d=c_far,
+            holds=y < x and c_near < c_far)
+fine = sorted({*A.contexts, *(2**k for k in range(1, 20) if short < 2**k < max(A.contexts))})
+speed = np.array([[cell(b, n)[6] or np.nan for b in sorted(A.batches)] for n in fine])
+fig, axis = subplots(size=(7.2, 4.2), subplot_kw={"facecolor": "0.9"})
+shade = axis.imshow(speed, origin="lower", aspect="auto", vmin=1, vmax=max(2, np.nanmax(speed, initial=1)))
+for (i, j), x in np.ndenumerate(speed):
+    axis.text(j, i, "-" if np.isnan(x) else f"{x:.2f}", ha="center", va="center", fontsize=8,
+              color="white" if shade.norm(x) < 0.6 else "black")
+axis.set(xlabel="batch, sequences", xticks=range(len(A.batches)), xticklabels=sorted(A.batches),
+         ylabel="context, tokens", yticks=range(len(fine)), yticklabels=fine,
+         title=f"Speedup at alpha = {A.alpha:g} on {CHIP.name} (-: does not fit in {MEMORY})")
+fig.colorbar(shade, label="times plain decoding")
+figure(fig, "speedup over batch and context")
+
+# %% tags=["notebook"]
+sliders(lambda log2_batch, log2_context, alpha_percent: print_table(
+    COLUMNS, [cell(2**log2_batch, 2**log2_context, alpha_percent / 100)], formats=SHOWN),
+    log2_batch=(0, 9, 1, 0), log2_context=(7, 17, 1, 10), alpha_percent=(5, 95, 5, 80))
+
+# %% [markdown]
+# ## 3. Trees
+#
+# A tree proposes several candidates per position: 4x2x2x1 has four children at the root, two under each of
+# them, and so on. Its tau can be known without drafting. On the target's own greedy text, the rank of each
+# next token in the draft's logits says which child the walk takes, and whether the tree has it. Here tau is 1
+# (the target's own token) plus the mean accept length over all starts. Verification sends nodes + 1 tokens.
+#
+# The ranks are the toy's, on tokens that it wrote. Prompts stand at even distances in held-out text, each
+# from the beginning of a line; continuations are short, because greedy text of a small model soon repeats
+# itself. The weak draft is the first layer, the strong one the whole model in int4. Beside them the same with
+# random weights, as one might who has no trained model. The speedups assume these taus on the chip above.
+
+# %%
+TREES = {"x".join(map(str, t)): t for t in ((1,), (1, 1), (1,) * 4, (1,) * 6, (2, 2, 2), (3, 3, 3),
+                                            (4, 2, 2, 1), (8, 4, 2, 1), (4, 4, 4, 4))}
+
+
+def ranks(params: dict, config) -> dict[str, np.ndarray]:
+    """{draft: (sequences, new_tokens) ranks of the target's greedy tokens in the draft's logits}."""
+    text = toy.heldout(A.text)
+    starts = [text.index("\n", int(at)) + 1 for at in np.linspace(0, 0.9 * len(text), A.sequences)]
+    prompts = [toy.encode(text[at:at + 20 * A.prompt_tokens])[:A.prompt_tokens] for at in starts]
+    tokens = generate_batch(TransformerLM(params, config), prompts, A.new_tokens)
+    drafts = {"weak": TransformerLM(truncate(params, 1), config_like(config, n_layers=1)),
+              "strong": TransformerLM(quantize_params(params, "int4-g32", include_lm_head=True)[0], config)}
+    new = np.s_[:, A.prompt_tokens - 1:]                   # from the row that predicts the first new token
+    return {name: draft_ranks(lm.full_logits(tokens)[new], tokens[new]) for name, lm in drafts.items()}
+
+
+params, config = toy.load_params("large")
+found = {"random": ranks(init_params(config, A.seed), config), "trained": ranks(params, config)}
+CASES = [(kind, draft) for draft in ("weak", "strong") for kind in ("random", "trained")]
+HEADS = [f"{draft}, {kind}" for kind, draft in CASES]
+nodes = {name: len(TreeShape.branching(t)) for name, t in TREES.items()}
+tau = {(name, *case): 1 + float(tree_accept_lengths(found[case[0]][case[1]], t)[0].mean())
+       for name, t in TREES.items() for case in CASES}
+print_table(["tree", "nodes", "levels", *HEADS],
+            [[name, nodes[name], len(t), *(tau[name, *case] for case in CASES)] for name, t in TREES.items()],
+            title="tau from ranks, by draft and weights", formats={head: ".2f" for head in HEADS})
+ratio = {(name, b): seconds(n + 1, b) / seconds(1, b) for name, n in nodes.items() for b in A.tree_batches}
+faster = {(name, *case, b): tau[name, *case] / (len(TREES[name]) * A.level_cost + ratio[name, b])
+          for name, b in ratio for case in CASES}
+choice = {}
+for b in A.tree_batches:
+    print_table(["tree", "tokens sent", "verify ratio", *HEADS],
+                [[name, nodes[name] + 1, ratio[name, b], *(faster[name, *case, b] for case in CASES)]
+                 for name in TREES], formats={"verify ratio": ".2f"} | {head: ".2f" for head in HEADS},
+                title=f"Speedup at batch {b}, a draft level taking {A.level_cost:.0%} of a step")
+    choice[b] = [max(TREES, key=lambda name: faster[name, *case, b]) for case in CASES]
+print_table(["batch", *HEADS], [[b, *names] for b, names in choice.items()], title="The fastest of these")
+few, many = min(choice), max(choice)
+wide = {batch: sum(max(TREES[name]) > 1 for name in names) for batch, names in choice.items()}
+observe("At batch {b} a tree wider than a chain is the fastest in {k} of {n} cases, at batch {d} in {m}: a "
+        "batch leaves no arithmetic for width.", b=few, k=wide[few], n=len(CASES), d=many, m=wide[many],
+        holds=wide[few] > wide[many])
+largest, strong = max(TREES, key=nodes.get), ("trained", "strong")
+gain = faster[largest, *strong, many]
+observe("A high tau is no speedup yet: {t} has tau = {x:.2f} with the strong draft, and sending its {n} "
+        "tokens at batch {b} makes decoding {s:.2f} times as fast.", t=largest, x=tau[largest, *strong],
+        n=nodes[largest] + 1, b=many, s=gain, holds=gain < 1)
+x, y = tau["1x1x1x1", "random", "strong"], tau["1x1x1x1", *strong]
+observe("Random weights mislead: a chain of four from the strong draft gives tau = {x:.2f} with them, "
+        "{y:.2f} with trained ones, more than a fifth apart.", x=x, y=y, holds=max(x, y) > 1.2 * min(x, y))
