@@ -1,11 +1,12 @@
 # make lab        every demo in order           make test       the whole test suite
 # make notebooks  notebooks/ from the demos     make setup      .venv with everything at its tested version
+# make readme     the outputs shown in README.md, made anew
 # PYTHON names the interpreter to begin with: make lab PYTHON=python3.13
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: lab test notebooks setup
+.PHONY: lab test notebooks readme setup
 
 lab: setup
 	$(PY) -m lab run all
@@ -15,6 +16,9 @@ test: setup
 
 notebooks: setup
 	$(PY) -m lab.notebooks
+
+readme: setup
+	$(PY) -m lab.readme
 
 setup: .venv/installed
 
