@@ -381,6 +381,7 @@ class _Run:
         self.tables: list[dict] = []
         self.observations: list[dict] = []
         self.figures: list[str] = []
+        self.samples: dict[str, list] = {}
         self.globals: dict | None = None  # of the demo's top level
         self.json_path: Path | None = None
         self.failed = False
@@ -389,7 +390,7 @@ class _Run:
     def record(self) -> dict:
         return _jsonable({
             "demo": self.demo, "assumptions": self.assumptions, "tables": self.tables,
-            "observations": self.observations, "figures": self.figures,
+            "observations": self.observations, "figures": self.figures, "samples": self.samples,
             "host": host(), "versions": versions()})
 
     def install(self) -> None:
@@ -884,6 +885,12 @@ def print_text(text: str) -> None:
     """Print plain text, wrapped; nothing is recorded."""
     _narrate()
     _hanging("", "", text)
+
+
+def record_samples(name: str, values) -> None:
+    """Keep the raw readings behind a measured table in the record, in the order taken; nothing is printed."""
+    if _run is not None:
+        _run.samples[name] = _jsonable(values)
 
 
 def print_observations(texts: Iterable[str]) -> None:

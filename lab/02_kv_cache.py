@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from console import (BadInput, Count, OneOf, assumptions, figure, fmt_bytes, observe, print_table, progress,
-                     subplots)
+                     record_samples, subplots)
 from decode_lab import Run, autoregressive_generate
 from hw_specs import CHIPS, chip
 from lab import toy
@@ -157,6 +157,8 @@ observe("Count and formula agree within {worst:.1%} in FLOPs, masked ones includ
 
 # %%
 seconds = {cached: np.array([[r.verify_s for r in run.rounds] for run in runs[cached]]) for cached in runs}
+for cached, name in ((True, "with a cache"), (False, "without")):
+    record_samples(f"seconds per token, {name}", seconds[cached])
 flops = {cached: np.array([f[1] for f in steps[cached]], float) for cached in steps}
 bins = np.array_split(np.arange(A.new_tokens), 8)
 ms = {cached: np.array([np.quantile(t[:, b], [0.25, 0.5, 0.75]) for b in bins]) * 1e3

@@ -21,7 +21,7 @@ from time import perf_counter
 import numpy as np
 
 from console import (Count, NonNegative, OneOf, Positive, assumptions, figure, observe, print_table, progress,
-                     subplots)
+                     record_samples, subplots)
 from decode_lab import draft_ranks
 from lab import toy
 from lab.quant import quantize_params
@@ -123,6 +123,8 @@ DRAFTS = [*(rounded(scheme, "large") for scheme in A.quantized),
           first(min(A.layers), "random"), rounded(A.quantized[-1], "random")]
 everyone = [*TARGETS.values(), *DRAFTS]
 seconds = dict(zip(everyone, time_steps(everyone)))
+for d in everyone:
+    record_samples(f"seconds per step, {d.name} for {d.target or 'itself'}", seconds[d])
 C, MEASURED, DEPTH, table = {}, {}, {}, []
 for d in DRAFTS:
     target = TARGETS[d.target]

@@ -21,7 +21,7 @@ from time import perf_counter
 import numpy as np
 
 from console import (Alpha, BadInput, Count, OneOf, assumptions, figure, fmt_bytes, fmt_time, observe,
-                     print_table, progress, subplots)
+                     print_table, progress, record_samples, subplots)
 from decode_lab import PromptLookup, Run, autoregressive_generate, speculative_generate
 from hw_specs import measure_this_machine
 from lab import hf
@@ -95,7 +95,6 @@ def per_token(run) -> float:
     return run.tpot if len(run.rounds) > 1 else run.seconds / run.n_tokens
 
 
-
 autoregressive_generate(target, ask, 4)  # a warm-up
 _, plain = autoregressive_generate(target, ask, A.new_tokens + 1, eos=target.eos)
 cache = shape.kv_bytes(len(ask) + plain.n_tokens / 2, target.kv_dtype)
@@ -125,6 +124,7 @@ observe("A prompt token takes {part:.0%} of the time of a written one: the promp
 # %%
 ids = (ask * (1 + max(A.context, sent[-1]) // len(ask)))[:max(A.context, sent[-1])]
 times = hf.step_times(target, ids, A.context, sent, A.repeats)
+record_samples("seconds per forward, by tokens sent", dict(zip(sent, times)))
 medians, quartiles = np.median(times, axis=1), np.quantile(times, (0.25, 0.75), axis=1)
 fit, one = fit_step_time(sent, medians, byte_time=byte_time), medians[0]
 readings = ["median", "quartiles, ms", "over one", "fit", "fit/measured"]
@@ -225,6 +225,8 @@ def summary(pairs: list[tuple]) -> dict:
 
 pairs = {name: paired(target, prompt, name) for name, prompt in prompts.items()}
 found = {name: summary(each) for name, each in pairs.items()}
+for name, each in pairs.items():
+    record_samples(f"seconds per token, plain and lookup, {name}", [[per_token(a), per_token(b)] for (_, a), (_, b) in each])
 copied, opened = found.values()
 shown = ["plain, tokens/s", "lookup, tokens/s", "speedup", "least", "most", "predicted", "pred./ meas."]
 print_table(["prompt", *shown],

@@ -218,7 +218,7 @@ def test_the_record_has_everything_as_plain_json(tiny, script, tmp_path):
     done = script(tiny, "--json", path)
     assert done.returncode == 0, done.stderr
     record = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(record) == ["demo", "assumptions", "tables", "observations", "figures", "host", "versions"]
+    assert list(record) == ["demo", "assumptions", "tables", "observations", "figures", "samples", "host", "versions"]
     assert record["demo"] == "99"
     assert record["tables"] == [{
         "title": "Speed × γ", "columns": ["γ", "time", "odd", "text", "none", "more"], "measured": ["time"],
@@ -471,3 +471,22 @@ def test_a_moved_slider_calls_the_function(monkeypatch):
 ])
 def test_the_nearest_names_begin_alike_or_have_the_same_letters(name, known, expected):
     assert console.nearest(name, known) == expected
+
+
+def test_raw_samples_stand_in_the_record_and_print_nothing(write_demo, capsys):
+    path = write_demo('''
+        # %%
+        import numpy as np
+        from dataclasses import dataclass
+        from console import assumptions, record_samples
+
+        @dataclass(frozen=True)
+        class Assumptions:
+            n: int = 2
+
+        A = assumptions(Assumptions)
+        print("before")
+        record_samples("seconds", np.arange(A.n) / 2)
+        ''')
+    assert console.run_demo(path)["samples"] == {"seconds": [0.0, 0.5]}
+    assert capsys.readouterr().out.rstrip().endswith("before")
