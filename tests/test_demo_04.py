@@ -295,9 +295,9 @@ def test_formulas_and_enumeration(quick):
     assert column(quick, "one draft token", "a")[-1] == pytest.approx(0.3, abs=1e-15)
     differences = column(quick, "Distribution of gamma", "largest difference")
     assert max(differences[:-1]) < 1e-15 and differences[-1] > 0.01
-    rows = {row[0]: row[1:] for row in table(quick, "Tokens per pass")["rows"]}
+    rows = {row[0]: row[1:] for row in table(quick, "Tokens per forward")["rows"]}
     assert rows[0.6][:3] == pytest.approx([1.6, 2.176, 2.38336])
-    assert rows[0.8][3:] == ["14: 4.23x", "8: 3.09x", "6: 2.47x", "4: 1.87x"]
+    assert rows[0.8][3:] == ["8: 3.09x", "6: 2.47x", "4: 1.87x", "2: 1.22x"]
     texts = " ".join(o["text"] for o in quick["observations"])
     assert "at least 1.39 tokens per pass" in texts and "alpha of 0.47 to 0.54" in texts
     assert not any(t["measured"] for t in quick["tables"]) and len(quick["figures"]) == 1
