@@ -33,8 +33,10 @@ from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable, Sequence
 
 ROOT = Path(__file__).resolve().parent
+OUT = Path(os.environ.get("DECODE_LAB_OUT") or ROOT / "out").absolute()  # where figures go
 WIDTH = 80
 SHOW_PROGRESS_AFTER = 2.0  # seconds
+HELP = " (--help lists them)"
 BREAK_FROM = 24  # characters: a longer word of a text column is broken if the table does not fit otherwise
 
 
@@ -46,10 +48,11 @@ class BadInput(ValueError):
 
 
 def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:
-    """The up to n names that look most like `name`, best first: alike in their letters, or in how they begin."""
+    """The up to n names most like `name`, best first: alike in their letters, or in how they begin."""
     def likeness(known: str) -> float:
         shared = len(os.path.commonprefix([name.lower(), known.lower()]))
-        return difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio() + 2 * shared / max(len(name), 1)
+        alike = difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio()
+        return alike + 2 * shared / max(len(name), 1)
 
     name, names = str(name), [str(known) for known in names]
     best = sorted(names, key=likeness, reverse=True)
@@ -115,6 +118,7 @@ def assumptions(cls):
         inside.replaced_by = _run
     if script and not _run.in_process:
         _run.install()
+    _check_folder(path)
     values, _run.json_path = _parse_flags(cls) if script else (None, None)
     checked = _instance(cls, values, as_flags=script)
     default = cls()
@@ -135,6 +139,15 @@ def assumptions(cls):
     return checked
 
 
+def _check_folder(path: str | None) -> None:
+    """Raise BadInput in a copy of the lab that would run the modules of another one (an editable install)."""
+    root = Path.cwd().parent if in_notebook() else Path(path or __file__).resolve().parent.parent
+    theirs = root / "console.py"
+    if theirs.is_file() and (root / "lab").is_dir() and not theirs.samefile(__file__):
+        raise BadInput(f'the code is taken from "{ROOT}", but this demo lies in "{root}": make setup '
+                       f"(or pip install -e .) in that folder would be right")
+
+
 def _shown(value) -> str:
     if isinstance(value, (tuple, list)):
         return " ".join(_shown(item) for item in value)
@@ -147,8 +160,9 @@ def _instance(cls, values: dict | None, as_flags: bool):
     hints = typing.get_type_hints(cls, include_extras=True)
     made = cls(**(values or {}))
     for field in dataclasses.fields(cls):
-        label = _flag(field.name) if as_flags else field.name
-        _check(label, getattr(made, field.name), hints[field.name])
+        # An impossible default stands in the class: it was given by no flag.
+        given = as_flags and values[field.name] != field.default
+        _check(_flag(field.name) if given else field.name, getattr(made, field.name), hints[field.name])
     return made
 
 
@@ -165,7 +179,8 @@ def _check(label: str, value, hint) -> None:
         if rule.test(value):
             continue
         if rule.names:
-            raise BadInput(f'{label} has no choice "{value}"; {_nearest_words(value, rule.names)}')
+            raise BadInput(f'{label} has no choice "{value}"; {_nearest_words(value, rule.names)}'
+                           + (HELP if label.startswith("--") else ""))
         raise BadInput(f"{label} must be {rule.words}, not {_shown(value)}")
 
 
@@ -182,14 +197,19 @@ def _parse_flags(cls) -> tuple[dict, Path | None]:
     import tyro
 
     argv = sys.argv[1:]
-    # A subclass, so that --json appears in --help while tyro still finds the docs of the fields; its own
-    # __post_init__ does nothing, because the real one runs when _instance builds `cls`.
-    flags = dataclasses.make_dataclass(
-        cls.__name__,
-        [("json", Annotated[str, tyro.conf.arg(
-            help="write the record of the run to this file", metavar="FILE", help_behavior_hint="")],
-          dataclasses.field(default=""))],
-        bases=(cls,), frozen=True, namespace={"__post_init__": lambda self: None})
+    # A class of its own, with --json and with the docs as help. It lacks the __post_init__ of `cls`, which
+    # runs when _instance builds that.
+    hints, docs, fields = typing.get_type_hints(cls, include_extras=True), _field_docs(cls), []
+    for field in dataclasses.fields(cls):
+        names = [name for extra in getattr(hints[field.name], "__metadata__", ()) if isinstance(extra, Rule)
+                 for name in extra.names]
+        words = " ".join([docs.get(field.name, ""), f"One of: {', '.join(names)}." if names else ""]).strip()
+        fields.append((field.name, Annotated[hints[field.name], tyro.conf.arg(help=words)],
+                       dataclasses.field(default=field.default, default_factory=field.default_factory)))
+    fields.append(("json", Annotated[str, tyro.conf.arg(
+        help="write the record of the run to this file", metavar="FILE", help_behavior_hint="")],
+        dataclasses.field(default="")))
+    flags = dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
     flags.__doc__ = ""
     helping = any(arg in ("-h", "--help") for arg in argv)
     if not helping:
@@ -209,7 +229,7 @@ def _parse_flags(cls) -> tuple[dict, Path | None]:
             _write(_fit(text.getvalue()))
             _run.failed = True  # no demo was run: there is nothing to narrate or record
             raise
-        raise BadInput(f"these flags cannot be read: {' '.join(argv)} (--help lists them)") from None
+        raise BadInput(f"these flags cannot be read: {' '.join(argv)}{HELP}") from None
     finally:
         sys.stdout, sys.stderr = stdout, stderr
     path = Path(found.json) if found.json else None
@@ -230,13 +250,13 @@ def _check_flags(argv: list[str], cls) -> None:
     while at < len(argv):
         name, equals, value = argv[at].partition("=")
         at += 1
-        if not name.startswith("-") or _is_number(name):
+        if not name.startswith("-") or is_number(name):
             raise BadInput(f'unexpected "{name}": a value follows its flag, as in {_example(known)}')
         flag = "--" + name.lstrip("-").replace("_", "-") if name.startswith("--") else name
         if flag not in known:
-            raise BadInput(f"unknown flag {name}; {_nearest_words(flag, known)}")
+            raise BadInput(f"unknown flag {name}; {_nearest_words(flag, known)}{HELP}")
         values = [value] if equals else []
-        while not equals and at < len(argv) and (not argv[at].startswith("-") or _is_number(argv[at])):
+        while not equals and at < len(argv) and (not argv[at].startswith("-") or is_number(argv[at])):
             values.append(argv[at])
             at += 1
         hint = known[flag]
@@ -253,7 +273,7 @@ def _check_flags(argv: list[str], cls) -> None:
             if kind is int and not re.fullmatch(r"[+-]?\d+", value):
                 more = ", several separated by spaces" if many else ""
                 raise BadInput(f'{flag} must be a whole number{more}, not "{value}"')
-            if kind is float and not _is_number(value):
+            if kind is float and not is_number(value):
                 more = ", several separated by spaces" if many else ""
                 raise BadInput(f'{flag} must be a number{more}, not "{value}"')
 
@@ -263,7 +283,8 @@ def _example(known: dict) -> str:
     return f"{flag} 1" if flag != "--json" else "--json FILE"
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a word of the command line is a number, as "-0.1" is, and so no flag."""
     try:
         float(text)
     except ValueError:
@@ -404,8 +425,7 @@ class _Run:
             if issubclass(kind, KeyboardInterrupt):
                 raise SystemExit(130)
             if issubclass(kind, BrokenPipeError):  # `| head`: the reader has what it wanted
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise SystemExit(1)
+                end_quietly()
             before(kind, error, trace)
 
         sys.excepthook = hook
@@ -434,6 +454,12 @@ def exit_with(error: BaseException) -> typing.NoReturn:
     sentence = " ".join(str(error).split()).rstrip(".")
     print(_plain(f"error: {sentence}.", _encoding(sys.stderr)), file=sys.stderr)
     raise SystemExit(2)
+
+
+def end_quietly() -> typing.NoReturn:
+    """Exit with status 1 after a BrokenPipeError, so that the flush at the exit does not raise it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(1)
 
 
 def record() -> dict:
@@ -527,6 +553,12 @@ def versions() -> dict[str, str]:
         if version is not None:
             found[name] = str(version)
     return found
+
+
+def within(path) -> str:
+    """A path as text, relative to the project's folder where it lies in it."""
+    path = Path(path)
+    return (path.relative_to(ROOT) if path.is_relative_to(ROOT) else path).as_posix()
 
 
 def write_text(path, text: str) -> None:
@@ -930,7 +962,8 @@ def figure(fig, name: str = "") -> None:
     """Save a matplotlib figure as out/NN-k.png (k-th figure of demo NN), record its path, and close it.
 
     It needs no display. In a notebook the figure appears once, below the cell. `name` is printed beside the
-    path.
+    path. The environment variable DECODE_LAB_OUT names another folder than out/; a path outside the project
+    is recorded whole.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -939,10 +972,9 @@ def figure(fig, name: str = "") -> None:
     run_name = f"{run.demo}-{len(run.figures) + 1}.png"
     buffer = io.BytesIO()
     FigureCanvasAgg(fig).print_figure(buffer, format="png", dpi=120, metadata={"Software": None})
-    path = ROOT / "out" / run_name
-    path.parent.mkdir(exist_ok=True)
-    write_bytes(path, buffer.getvalue())
-    shown = path.relative_to(ROOT).as_posix()
+    OUT.mkdir(parents=True, exist_ok=True)
+    write_bytes(OUT / run_name, buffer.getvalue())
+    shown = within(OUT / run_name)
     run.figures.append(shown)
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:

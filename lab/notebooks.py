@@ -10,7 +10,7 @@ from pathlib import Path
 
 import console
 from console import BadInput
-from lab.__main__ import LAB, child_environment, demos, selected
+from lab.__main__ import LAB, child_environment, demos, entry, selected
 
 FOLDER = console.ROOT / "notebooks"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -97,9 +97,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BadInput as error:
-        console.exit_with(error)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(entry(sys.argv[1:], main))

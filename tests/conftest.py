@@ -9,10 +9,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
+
+# Figures of the small settings of tests do not replace those in out/. Workers and subprocesses inherit this.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _figures = tempfile.TemporaryDirectory(prefix="decode-lab-")
+    os.environ["DECODE_LAB_OUT"] = _figures.name
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,6 +160,50 @@ def test_help_lists_the_flags_and_runs_nothing(tiny, script):
     for word in ("99. A tiny demo", "--batch", "sequences decoded together", "--no-trained", "--json FILE"):
         assert word in text
     assert "Narrative" not in text
+    words = " ".join(text.split())
+    for meaning in ("acceptance rate alpha (default: 0.8)", "draft lengths gamma to try (default: 1 3 5)",
+                    "One of: h100-sxm, h100-pcie, rtx-4090. (default: h100-sxm)"):
+        assert meaning in words
+
+
+def test_a_flag_that_names_nothing_says_how_to_see_the_choices(tiny):
+    with pytest.raises(BadInput, match=r"nearest are .* \(--help lists them\)"):
+        console.run_demo(tiny, ["--chip", "h1000"])
+    with pytest.raises(BadInput, match=r"nearest is --batch \(--help lists them\)"):
+        console.run_demo(tiny, ["--bacth", "1"])
+
+
+def test_an_impossible_default_is_named_as_the_field_and_not_as_a_flag(write_demo):
+    demo = write_demo(TINY.replace("alpha: Alpha = 0.8", "alpha: Alpha = 80"))
+    with pytest.raises(BadInput, match="^alpha must be at least 0 and below 1, not 80"):
+        console.run_demo(demo)
+    with pytest.raises(BadInput, match="^--alpha must be"):
+        console.run_demo(demo, ["--alpha", "81"])
+    assert console.run_demo(demo, ["--alpha", "0.5"])["assumptions"]["alpha"] == 0.5
+
+
+def test_a_demo_of_a_copy_refuses_the_code_of_the_original(tmp_path, script, monkeypatch):
+    for folder in ("lab", "notebooks"):
+        (tmp_path / folder).mkdir()
+    demo = tmp_path / "lab" / "99_tiny.py"
+    demo.write_text(textwrap.dedent(TINY).lstrip(), encoding="utf-8")
+    (tmp_path / "console.py").write_bytes(Path(console.__file__).read_bytes())
+    done = script(demo)
+    error = done.stderr.decode()
+    assert done.returncode == 2 and done.stdout == b"" and len(error.splitlines()) == 1
+    assert f'taken from "{console.ROOT}"' in error and f'"{tmp_path}"' in error and "make setup" in error
+
+    @dataclass(frozen=True)
+    class Assumptions:
+        n: int = 1
+
+    monkeypatch.setattr(console, "in_notebook", lambda: True)
+    monkeypatch.setattr(console, "_place", lambda: (0, 0))
+    monkeypatch.chdir(tmp_path / "notebooks")
+    with pytest.raises(BadInput, match="make setup"):
+        console.assumptions(Assumptions)
+    (tmp_path / "console.py").unlink()
+    assert console.assumptions(Assumptions).n == 1
 
 
 @pytest.mark.parametrize("kind, good, bad", [
@@ -218,7 +263,8 @@ def test_the_record_has_everything_as_plain_json(tiny, script, tmp_path):
     done = script(tiny, "--json", path)
     assert done.returncode == 0, done.stderr
     record = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(record) == ["demo", "assumptions", "tables", "observations", "figures", "samples", "host", "versions"]
+    assert list(record) == ["demo", "assumptions", "tables", "observations", "figures", "samples", "host",
+                            "versions"]
     assert record["demo"] == "99"
     assert record["tables"] == [{
         "title": "Speed × γ", "columns": ["γ", "time", "odd", "text", "none", "more"], "measured": ["time"],
@@ -414,12 +460,22 @@ FIGURES = '''
 
 def test_figures_need_no_display(write_demo, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(console, "ROOT", tmp_path)
+    monkeypatch.setattr(console, "OUT", tmp_path / "out")
     monkeypatch.delenv("DISPLAY", raising=False)
     record = console.run_demo(write_demo(FIGURES, "98_figures.py"))
     assert record["figures"] == ["out/98-1.png", "out/98-2.png"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["98-1.png", "98-2.png"]
     assert (tmp_path / "out/98-1.png").read_bytes().startswith(b"\x89PNG")
     assert "Figure: two panels (out/98-1.png)" in capsys.readouterr().out
+
+
+def test_figures_of_tests_leave_those_of_the_project_alone(write_demo, script, tmp_path):
+    assert not console.OUT.is_relative_to(console.ROOT)
+    done = script(write_demo(FIGURES, "98_figures.py"), "--json", tmp_path / "record.json")
+    assert done.returncode == 0
+    figures = json.loads((tmp_path / "record.json").read_text())["figures"]
+    assert figures == [(console.OUT / f"98-{k}.png").as_posix() for k in (1, 2)]
+    assert all(Path(path).exists() for path in figures) and not (console.ROOT / "out" / "98-1.png").exists()
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import nbformat
 import pytest
 
+import console
 from lab import notebooks
 from lab.__main__ import demos
 
@@ -70,6 +71,9 @@ TINY = '''
     def show(gamma):
         console.print_table(["gamma"], [[gamma]], title="A table")
 
+    console.observe("It is a line.", holds=True)
+    show(2)
+
     # %% tags=["notebook"]
     console.sliders(show, gamma=(1, 8, 1, 3))
 '''
@@ -92,7 +96,9 @@ def test_a_notebook_is_the_same_each_time_and_shows_what_the_demo_does(write_dem
     assert [cell.metadata for cell in cells] == [{}, {}, {}, {}, {"tags": ["notebook"]}]
     assert "draft length γ" in cells[1].outputs[0].text
     assert len(cells[2].outputs) == 1 and "image/png" in cells[2].outputs[0].data  # once, not twice
-    assert cells[2].outputs[0].data["text/plain"] == "Figure: a line (out/97-1.png)"
+    figure = console.within(console.OUT / "97-1.png")
+    assert cells[2].outputs[0].data["text/plain"] == f"Figure: a line ({figure})"
+    assert "[ ok ] It is a line.\n\nA table\n" in cells[3].outputs[0].text
     assert cells[4].outputs[0].data["text/plain"].startswith("Sliders for gamma")
     assert list(cells[4].outputs[0].data) == ["text/plain"]
     assert "A table" in cells[4].outputs[1].text

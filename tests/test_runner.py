@@ -1,5 +1,6 @@
 """python -m lab: the list, the choice of demos, what a run of several reports, and its errors."""
 
+import ast
 import json
 import os
 import subprocess
@@ -108,11 +109,76 @@ def test_flags_go_to_the_demo_and_an_observation_that_does_not_hold_is_no_failur
     assert runner.main(["run", "1", "--batch", "3", "--json", str(path)]) == 0
     assert json.loads(path.read_text())["assumptions"] == {"batch": 3}
     assert "Does not hold: The batch is 3. (01)" in capfd.readouterr().out
-    assert runner.main(["run", "1", "--btach", "3"]) == 1
+    assert runner.main(["run", "1", "--batch", "0"]) == 1
     out, err = capfd.readouterr()
-    assert err.startswith("error: unknown flag --btach; the nearest is --batch")
-    assert len(err.splitlines()) == 1
-    assert "failed (2)" in out
+    assert err.startswith("error: --batch must be") and len(err.splitlines()) == 1
+    assert "refused its input" in out and "failed (2)" not in out
+    assert runner.main(["run", "1", "--help"]) == 0
+    out = capfd.readouterr().out
+    assert "sequences (default: 1)" in out and "Summary" not in out
+
+
+def test_a_flag_goes_to_the_demos_that_know_it(lab, write_demo, capfd):
+    source = GOOD.replace("batch: Count = 1", "deep_tree: bool = True\n        batch: Count = 1")
+    write_demo(source, "05_more.py")
+    assert runner.flags_of(lab / "05_more.py") == {"-h", "--help", "--json", "--batch",
+                                                   "--deep-tree", "--no-deep-tree"}
+    assert runner.main(["run", "1,4,5", "--no-deep_tree", "--batch=3"]) == 0
+    out, err = capfd.readouterr()
+    assert err == "" and "3 of 3 demos ran" in out and out.count("The batch is 3.") == 6
+    assert out.startswith("--no-deep-tree goes to 05; the other demos do not have it")
+    chosen = {number: runner.demos()[number] for number in (1, 2, 5)}
+    assert runner.shared_out(["--batch", "-3"], chosen) == {1: ["--batch", "-3"], 2: [], 5: ["--batch", "-3"]}
+    with pytest.raises(BadInput, match="unknown flag \"--btach\"; the nearest is --batch"):
+        runner.main(["run", "all", "--btach", "3"])
+
+
+def test_every_demo_has_the_flags_that_its_source_shows():
+    for path in runner.demos().values():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = [field.target.id for node in tree.body if isinstance(node, ast.ClassDef)
+                 and node.name == "Assumptions" for field in node.body
+                 if isinstance(field, ast.AnnAssign)]
+        assert names and {console._flag(name) for name in names} <= runner.flags_of(path), path.name
+
+
+def test_a_copy_runs_its_own_code(lab, tmp_path):
+    copy = tmp_path / "copy"
+    (copy / "lab").mkdir(parents=True)
+    for name in ("__init__.py", "__main__.py"):
+        (copy / "lab" / name).write_bytes((console.ROOT / "lab" / name).read_bytes())
+    source = (console.ROOT / "console.py").read_text(encoding="utf-8")
+    (copy / "console.py").write_text(source.replace('"[ ok ] "', '"[mine] "'), encoding="utf-8")
+    (copy / "lab" / "01_good.py").write_bytes((lab / "01_good.py").read_bytes())
+    environment = {**os.environ, "PYTHONPATH": str(console.ROOT), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, "-m", "lab", "run", "1"], cwd=copy, env=environment, timeout=60,
+                          capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0 and "[mine] The batch is 1." in done.stdout, done.stderr
+    assert runner.child_environment()["PYTHONPATH"].split(os.pathsep)[0] == str(console.ROOT)
+
+
+def test_a_closed_pipe_ends_a_run_quietly(lab):
+    code = (f"import sys, pathlib; sys.path.insert(0, {str(console.ROOT)!r}); import lab.__main__ as m; "
+            f"m.LAB = pathlib.Path({str(lab)!r}); sys.exit(m.entry(['run', '1,4']))")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(60) == 1
+    process.stderr.close()
+
+
+def test_without_the_packages_the_lab_says_which_python_to_use():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-S", "-m", "lab", "run", "1"], cwd=console.ROOT, timeout=60,
+                          env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: rich and tyro") and ".venv/bin/python" in done.stderr
+
+
+@pytest.mark.parametrize("version, tested, mark", [
+    ("2.13.0+cpu", "2.13.0", ""), ("2.12.0", "2.13.0", "differs"), ("1.0", None, ""),
+    (None, "1.0", "missing: make setup")])
+def test_doctor_marks_a_package_that_is_not_the_tested_one(version, tested, mark):
+    assert runner._verdict(version, tested) == mark
 
 
 def test_the_command_line_of_the_lab(tmp_path):
@@ -137,8 +203,12 @@ def test_every_demo_says_its_question_and_what_it_takes():
 
 @pytest.mark.slow
 def test_doctor_reports_this_machine(capsys):
+    from lab import hf
+
     assert runner.main(["doctor"]) == 0
     out = capsys.readouterr().out
     for words in ("numpy", "tested", "cores", "memory bandwidth", "GPU", "Real models"):
         assert words in out
-    assert all(len(line) <= 80 for line in out.splitlines())
+    paths = [console.within(model["where"]) for model in hf.find_models() if model["found"]]
+    assert set(paths) <= set(out.splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines() if line not in paths)
