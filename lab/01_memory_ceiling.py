@@ -4,13 +4,14 @@
 # **Question.** Why does a chip that does hundreds of trillions of operations per second write only some
 # dozens of tokens per second?
 #
-# **Watch for.** To write one token, a forward pass reads every weight once, and the cache of everything
-# written so far. The bytes of a pass over the bandwidth set a ceiling that no amount of arithmetic raises.
+# **Watch for.** To write one token, a forward (one run of the model over its inputs) reads every weight once,
+# and the cache of everything written so far. The bytes of a forward over the bandwidth set a ceiling that no
+# amount of arithmetic raises.
 #
 # **Takes.** about 3 s; needs numpy, matplotlib.
 #
 # **Leaves out.** Activations, kernel launches, several chips, and how close to its data sheet a chip really
-# comes: sections 1 and 2 are ceilings, section 3 assumes an efficiency. Demo 14 measures a real model.
+# comes: sections 1, 2 and 4 are ceilings, section 3 assumes efficiencies. Demo 14 measures a real model.
 
 # %%
 from dataclasses import dataclass, replace
@@ -60,16 +61,16 @@ A = assumptions(Assumptions)
 # ## 1. One model on one chip
 #
 # A decode step multiplies a vector with every matrix of the model. Each weight is read from memory, used for
-# one multiplication and one addition, and thrown away. So passes per second are at most bandwidth over bytes,
-# and the share of the chip's arithmetic in use is that rate times the FLOPs of a pass. The KV cache is read
-# too, all of it, in every step. Only attention layers have one; linear-attention and convolution layers carry
-# a small fixed state.
+# one multiplication and one addition, and thrown away. So forwards per second, the column passes/s (a pass is
+# a forward), are at most bandwidth over bytes, and the share of the chip's arithmetic in use is that rate
+# times the FLOPs of a forward. The KV cache is read too, all of it, in every step. Only attention layers have
+# one; linear-attention and convolution layers carry a small fixed state. 27B 4-bit has the shape of
+# Qwen3.5-27B, its weights in 4 bits, scales and some layers in more.
 
 
 # %%
 def ceiling(shape: ModelShape, on, context: int, kv_dtype: str = "fp16") -> dict:
-    """Bytes of one decode step, passes/s at full bandwidth, share of the peak arithmetic, and whether it
-    fits."""
+    """Bytes of a decode step, passes/s at full bandwidth, share of the peak arithmetic, whether it fits."""
     cache = shape.kv_bytes(context, kv_dtype)
     passes = on.bandwidth / (shape.streamed_bytes() + cache)
     return dict(cache=cache, total=shape.streamed_bytes() + cache, passes=passes,
@@ -84,16 +85,16 @@ print_table(["tokens cached", "weights", "cache and state", "passes/s", "arithme
              f"fits {on.memory / 1e9:.0f} GB"],
             [[name, target.streamed_bytes(), c["cache"], c["passes"], c["used"], c["fits"]]
              for name, c in found.items()],
-            title=f"{target.name} on {on.name}: bytes of one pass, and the most passes per second",
+            title=f"{target.name} on {on.name}: bytes of one forward, and the most passes per second",
             formats={"weights": fmt_bytes, "cache and state": fmt_bytes, "passes/s": ".1f",
                      "arithmetic": ".1%"})
 empty, small, large = found.values()
-observe("{name} reads {size} per pass, so {chip} makes at most {passes:.0f} passes per second and uses "
+observe("{name} reads {size} per forward, so {chip} makes at most {passes:.0f} forwards per second and uses "
         "{used:.1%} of its arithmetic: less than a tenth.", name=target.name,
         size=fmt_bytes(empty["total"]), chip=on.name, passes=empty["passes"], used=empty["used"],
         holds=empty["used"] < 0.1)
-observe("A cache of {n:,} tokens in 4 bits lowers the ceiling to {a:.0f} passes per second, in 16 bits to "
-        "{b:.0f}, less than half of {c:.0f}.", n=long, a=small["passes"], b=large["passes"],
+observe("A cache of {n:,} tokens in 4 bits lowers the ceiling to {a:.0f} forwards per second, in 16 bits "
+        "to {b:.0f}, less than half of {c:.0f}.", n=long, a=small["passes"], b=large["passes"],
         c=empty["passes"], holds=large["passes"] < empty["passes"] / 2)
 observe("In 16 bits that cache does not fit beside the weights; in 4 bits it does.",
         holds=small["fits"] and not large["fits"])
@@ -114,9 +115,14 @@ print_table(["chip", "GB/s", "ridge", *(m.name for m in models)],
             title="Most passes per second at batch 1, no cache",
             formats={"GB/s": ".0f", "ridge": ".0f"} | {m.name: ",.0f" for m in models})
 strong, wide = chip(A.strong), chip(A.wide)
-rate, flow = strong.peak() / wide.peak(), strong.bandwidth / wide.bandwidth
-observe("Bandwidth decides, not arithmetic: {a} computes {x:.2f} times as fast as {b}, and decodes {y:.2f} "
-        "times as fast.", a=strong.name, b=wide.name, x=rate, y=flow, holds=rate > 1 > flow)
+rate = strong.peak() / wide.peak()
+both = [m for m in models if m.weight_bytes() <= min(strong.memory, wide.memory)]
+example = max(both or models, key=ModelShape.weight_bytes)
+one, other = (ceiling(example, c, 0)["passes"] for c in (strong, wide))
+observe("Bandwidth decides, not arithmetic: {a} computes {x:.2f} times as fast as {b}, but of {model}, "
+        "which fits both, it makes at most {y:,.0f} forwards per second, fewer than the {z:,.0f} of {b}.",
+        a=strong.name, b=wide.name, x=rate, model=example.name, y=one, z=other,
+        holds=bool(both) and rate > 1 and one < other)
 
 # %%
 dtypes = ("fp16", "int8", "int4")
@@ -162,12 +168,13 @@ critical = critical_batch(server, served.bytes_per_weight, flop_efficiency=A.flo
                           byte_efficiency=A.byte_efficiency)
 below = int(batches[batches <= critical].max(initial=batches.min()))
 growth = verify_time(served, server, below, 0, 1, **how) / verify_time(served, server, 1, 0, 1, **how)
-observe("The critical batch is {n:.0f} tokens per pass: without a cache, decoding {b} sequences takes "
-        "{x:.2f} times the time of one.", n=critical, b=below, x=growth, holds=below > 1 and growth < 1.05)
+observe("The critical batch is {n:.0f} tokens per forward: without a cache, decoding {b} sequences "
+        "takes {x:.2f} times the time of one, less than 1.05.", n=critical, b=below, x=growth,
+        holds=below > 1 and growth < 1.05)
 cache_s = served.kv_bytes(n_ctx) / (server.bandwidth * A.byte_efficiency)
 math_s = served.flops(1, n_ctx) / (server.peak() * A.flop_efficiency)
-observe("With {n} tokens of cache each, a further sequence costs {a} of reading and {b} of arithmetic, so no "
-        "batch is bound by arithmetic.", n=n_ctx, a=fmt_time(cache_s), b=fmt_time(math_s),
+observe("With {n} tokens of cache each, a further sequence costs {a} of reading, more than its {b} of "
+        "arithmetic, so no batch is bound by arithmetic.", n=n_ctx, a=fmt_time(cache_s), b=fmt_time(math_s),
         holds=cache_s > math_s)
 
 # %% [markdown]
@@ -175,7 +182,8 @@ observe("With {n} tokens of cache each, a further sequence costs {a} of reading 
 #
 # Operations per byte on one axis, operations per second on the other. Left of the ridge a program is bound by
 # bandwidth, right of it by arithmetic. Prefill sends a whole prompt through the weights at once, and
-# speculative decoding will move decode steps to the right by verifying several tokens in one pass.
+# speculative decoding will move decode steps to the right by verifying several tokens in one forward. The
+# points are ceilings, at the peak rates of the data sheet.
 
 
 # %%
@@ -205,7 +213,7 @@ for machine, color in {server: "C0", on: "C7"}.items():
 for (name, (x, y)), marker in zip(places.items(), "os^D"):
     axis.plot(x, y, marker, color="C0", label=f"{served.name}: {name}")
 axis.plot(*point(target, on, 1, 0, 1), "o", color="C7", label=f"{target.name}: decode, batch 1")
-axis.set(xlabel="FLOP per byte read", ylabel="FLOP/s", title="Roofline: what bounds a forward pass")
+axis.set(xlabel="FLOP per byte read", ylabel="FLOP/s", title="Roofline: what bounds a forward")
 axis.legend(fontsize=8)
 axis.grid(alpha=0.3)
 figure(fig, "roofline with decode and prefill")
@@ -233,17 +241,18 @@ smollm2 = model("smollm2-135m")
 for shape, dtype in ((Config().shape(), "fp32"), (smollm2, "fp32"), (smollm2, "bf16")):
     sized = replace(shape, bytes_per_weight=ELEMENT_BYTES[dtype])
     here[shape.name, dtype] = sized, ceiling(sized, machine, 0, dtype)
-print_table(["model", "parameters", "dtype", "bytes per pass", "passes/s at most", "arithmetic"],
+print_table(["model", "parameters", "dtype", "bytes per forward", "passes/s at most", "arithmetic"],
             [[name, s.n_params(), dtype, s.streamed_bytes(), got["passes"], got["used"]]
              for (name, dtype), (s, got) in here.items()],
             title="Ceilings here, no cache", measured=["passes/s at most", "arithmetic"],
-            formats={"parameters": ",d", "bytes per pass": fmt_bytes, "passes/s at most": ",.0f",
-                     "arithmetic": ".0%"})
+            formats={"parameters": ",d", "bytes per forward": fmt_bytes,
+                     "passes/s at most": ",.0f", "arithmetic": ".0%"})
 smol, its = here["SmolLM2-135M", "fp32"]
 observe("SmolLM2-135M in 32 bits writes at most {n:.0f} tokens per second here, bound by memory too: its "
-        "arithmetic would fill {used:.0%} of the time.", n=its["passes"], used=its["used"], measured=True,
-        holds=its["used"] < 1)
+        "arithmetic would fill {used:.0%} of the time, less than all of it.", n=its["passes"],
+        used=its["used"], measured=True, holds=its["used"] < 1)
 width = critical_batch(machine, 4.0, flop_efficiency=1, byte_efficiency=1)
-observe("Sending several tokens per pass is nearly free here up to {n:.0f} of them, against {m:.0f} on "
-        "{chip}: a CPU gains less from verifying many tokens at once.", n=width, m=critical, chip=server.name,
+observe("By these two rates alone, up to {n} tokens per forward would cost no more than one; demo 14 "
+        "measures it. That is fewer than the {m:.0f} of {chip}, which rest on its data sheet and the "
+        "efficiencies assumed in section 3.", n=max(int(width), 1), m=critical, chip=server.name,
         measured=True, holds=width < critical)

@@ -34,7 +34,7 @@ class Assumptions:
     new_tokens: Count = 176
     """Tokens written after it, at least 16."""
     repeats: Count = 2
-    """Generations timed, with and without a cache in turn."""
+    """Generations timed with a cache, and then without one."""
     rounding_steps: Count = 256
     """Most float32 steps, of the largest logit's size, that two equal computations may differ by."""
     prompts: tuple[Count, ...] = (16, 64, 240)
@@ -67,6 +67,10 @@ for flag, new, least, prompt in (("new-tokens", A.new_tokens, 16, A.prompt_token
 # FLOPs and bytes are counted where they are spent, two per multiply-add, and set beside the formulas of
 # llm_math. A masked product computes what it masks, and the formula counts only what may be seen: where whole
 # sequences are sent, the count is above it by what is masked.
+#
+# "float32 step there" is the distance from the largest logit to the next float32; "closest choice" the least
+# lead, in logits, that a written token had over the second: rounding far below it changes no token. FLOP /
+# formula and B / formula are counted FLOPs and bytes over the formula's.
 
 
 # %%
@@ -104,11 +108,12 @@ class Toy:
 
 
 decoders, written, runs = {True: Toy(True), False: Toy(False)}, {}, {True: [], False: []}
-for i in progress(range(-1, A.repeats), "writing with and without a cache"):
-    for cached, decoder in decoders.items():
-        n_new = A.new_tokens if i >= 0 else 4        # a short warm-up first
-        written[cached], run = autoregressive_generate(decoder, TEXT[:A.prompt_tokens], n_new)
-        runs[cached] += [run] if i >= 0 else []
+# One kind after the other: after a large forward the next small ones take longer, caches being cold.
+order = [(cached, i) for cached in decoders for i in range(-1, A.repeats)]
+for cached, i in progress(order, "writing with and without a cache"):
+    n_new = A.new_tokens if i >= 0 else 4            # a short warm-up first
+    written[cached], run = autoregressive_generate(decoders[cached], TEXT[:A.prompt_tokens], n_new)
+    runs[cached] += [run] if i >= 0 else []
 
 steps = {cached: [f for f in decoder.forwards if f[3] is not None] for cached, decoder in decoders.items()}
 equal = written[True] == written[False]
@@ -120,8 +125,9 @@ print_table(["forwards", "largest difference", "largest logit", "float32 step th
             [[n_same, difference, largest, step, float((best[:, -1] - best[:, -2]).min())]],
             title="Logits with a cache and without", measured=["largest difference"],
             formats={"largest difference": ".1e", "float32 step there": ".1e"})
-observe("The logits differ by at most {d:.1e}, {n:.0f} float32 steps of the largest logit: that is rounding.",
-        d=difference, n=difference / step, measured=True, holds=difference <= A.rounding_steps * step)
+observe("The logits differ by at most {d:.1e}, {n:.0f} float32 steps of the largest logit, within {m}: "
+        "rounding.", d=difference, n=difference / step, m=A.rounding_steps, measured=True,
+        holds=difference <= A.rounding_steps * step)
 observe("Both versions wrote the same {n} tokens.", n=A.new_tokens, holds=equal.all())
 
 
@@ -145,7 +151,7 @@ print_table(["tokens so far", "cache", "sent", "MFLOP", *ratios[:2], "MB", ratio
             title="Counted work of one forward, and its ratio to the formula",
             formats=dict.fromkeys(ratios, ".3f"))
 worst = max(abs(row[k] - 1) for row in table for k in (5, 7))
-observe("Count and formula agree within {worst:.1%} in FLOPs, masked ones included, and in bytes.",
+observe("Count and formula agree within {worst:.1%}, below 1%, in FLOPs, masked included, and in bytes.",
         worst=worst, holds=worst < 0.01)
 
 # %% [markdown]
@@ -154,6 +160,10 @@ observe("Count and formula agree within {worst:.1%} in FLOPs, masked ones includ
 # A total in proportion to the number of tokens has a second half as dear as the first: ratio 1. A total that
 # grows with the square has a second half three times as dear. The clock stands beside the count; a small
 # forward takes time for its calls, whatever it computes, which flattens the measured curve.
+#
+# TTFT is the time to the first token, TPOT the median time per later one, here and in section 4. TTFT is two
+# forwards with a cache (the prompt but its last token, then that one), one without: after so short a prompt
+# the cache brings the first token no sooner.
 
 # %%
 seconds = {cached: np.array([[r.verify_s for r in run.rounds] for run in runs[cached]]) for cached in runs}
@@ -177,15 +187,15 @@ for cached in (True, False):
     (f1, f2), (t1, t2) = ([half.sum() for half in np.array_split(values, 2)]
                           for values in (flops[cached], ms[cached][:, 1]))
     table.append([cached, A.new_tokens, (f1 + f2) / 1e9, f2 / f1, total, t2 / t1, run.ttft * 1e3,
-                  run.tpot * 1e3])
+                  float(np.median(seconds[cached][:, 1:])) * 1e3])  # a pause of the machine moves means
 columns = ["cache", "tokens", "GFLOP", "2nd half / 1st", "s", "2nd / 1st, timed", "TTFT, ms", "TPOT, ms"]
 print_table(columns, table, title="The whole text", formats=dict.fromkeys((columns[3], columns[5]), ".2f"),
             measured=columns[4:])
 (a, b), (a_timed, b_timed) = ([row[k] for row in table] for k in (3, 5))
-observe("By FLOPs the second half costs {a:.2f} times the first with a cache, near linear (1), and {b:.2f} "
-        "times without, near quadratic (3).", a=a, b=b, holds=a < 2 < b)
-observe("By the clock it is {a:.2f} and {b:.2f}.", a=a_timed, b=b_timed, measured=True,
-        holds=a_timed < b_timed and b_timed > 1.4)
+observe("By FLOPs the second half costs {a:.2f} times the first with a cache, below 2 and near linear (1), "
+        "and {b:.2f} times without, above 2 and near quadratic (3).", a=a, b=b, holds=a < 2 < b)
+observe("By the clock it costs {a:.2f} times the first with a cache, and more without: {b:.2f} times, above "
+        "1.4.", a=a_timed, b=b_timed, measured=True, holds=a_timed < b_timed and b_timed > 1.4)
 
 fig, (left, right) = subplots(1, 2, size=(9.0, 3.6))
 position = A.prompt_tokens + np.arange(A.new_tokens)
@@ -206,9 +216,10 @@ figure(fig, "time per token, and work so far")
 # %% [markdown]
 # ## 3. What the cache takes
 #
-# Keys and values of every layer: layers x 2 x n_kv_heads x head_dim values per token. The toy doubles its
-# room whenever it is full, so up to half of it stands empty; engines that serve many sequences allocate pages
-# instead (PagedAttention, arXiv 2309.06180).
+# Keys and values of every layer: layers x 2 x n_kv_heads x head_dim values per token. n_kv_heads counts the
+# heads with keys and values of their own, each shared by several query heads. A slot is room for one token.
+# The toy doubles its slots whenever they are full, so up to half stand empty; engines that serve many
+# sequences allocate pages instead (PagedAttention, arXiv 2309.06180).
 
 # %%
 each, lm, table = SHAPE.kv_bytes_per_token(FLOAT), toy.load(A.model), []
@@ -230,28 +241,29 @@ observe("A slot takes the {b:,.0f} B of the formula; at its longest, {n} tokens,
 #
 # A prompt can be sent in one forward: its weights are read once for all its tokens. A decode step reads them
 # for one token. FLOPs over bytes, the arithmetic intensity, tells the two apart: below a chip's ridge the
-# memory sets the time, above it the arithmetic. TTFT is prefill and the first step, TPOT the time per token
-# after that. Nobody reads a prompt's predictions, so prefill skips the output head.
+# memory sets the time, above it the arithmetic. Nobody reads a prompt's predictions, so prefill skips the
+# output head.
 
 # %%
 table, decoder = [], decoders[True]
 for n in progress(A.prompts, "prefill and decode"):
     run = Run.pool([autoregressive_generate(decoder, TEXT[:n], A.answer_tokens)[1] for _ in range(5)])
     (sent, f, b, logits), (_, last_f, last_b, _) = decoder.forwards[0], decoder.forwards[-1]
-    head = 0 if logits is not None else SHAPE.vocab_size * SHAPE.hidden      # weights that prefill does not need
+    tpot = float(np.median([r.verify_s for r in run.rounds if not r.first]))
+    head = 0 if logits is not None else SHAPE.vocab_size * SHAPE.hidden    # weights prefill does not need
     (_, want_f, want_b), (_, last_want_f, last_want_b) = formula(sent, 0), formula(1, n + A.answer_tokens - 2)
     table.append([n, f / b, f / b / ((want_f - 2 * sent * head) / (want_b - FLOAT * head)), last_f / last_b,
-                  last_f / last_b / (last_want_f / last_want_b), run.ttft * 1e3, run.tpot * 1e3,
-                  run.ttft / n / run.tpot])
+                  last_f / last_b / (last_want_f / last_want_b), run.ttft * 1e3, tpot * 1e3,
+                  run.ttft / n / tpot])
 columns = ["prompt", "prefill FLOP/B", "prefill / formula", "decode FLOP/B", "decode / formula", "TTFT, ms",
            "TPOT, ms", "TTFT per token / TPOT"]
 print_table(columns, table, title="Arithmetic intensity in 32 bits; time to first token and per output token",
             formats=dict.fromkeys((columns[2], columns[4], columns[7]), ".2f"), measured=columns[5:])
 n, prefill, _, decode, _, _, _, share = max(table)
 observe("Prefilling {n} tokens does {a:.1f} FLOP per byte, a decode step after them {b:.2f}: {x:.0f} times "
-        "less.", n=n, a=prefill, b=decode, x=prefill / decode, holds=prefill > 10 * decode)
+        "less, more than 10.", n=n, a=prefill, b=decode, x=prefill / decode, holds=prefill > 10 * decode)
 observe("A decode step's {b:.2f} FLOP per byte, {c:.2f} in 16 bits, are below a tenth of the ridge of "
         "{chip}, {r:.0f}: most of that chip's arithmetic would wait.", b=decode, c=2 * decode,
         chip=chip(A.chip).name, r=chip(A.chip).ridge(), holds=2 * decode < chip(A.chip).ridge() / 10)
-observe("A token of the prompt of {n} costs {x:.2f} of a token written after it.", n=n, x=share,
+observe("A token of the prompt of {n} costs {x:.2f} of one written after it, less than 1.", n=n, x=share,
         measured=True, holds=share < 1)

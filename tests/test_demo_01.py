@@ -37,7 +37,7 @@ def test_all_observations_hold(record):
 
 
 def test_the_27b_on_the_4090(record):
-    empty, small, large = table(record, "bytes of one pass")
+    empty, small, large = table(record, "bytes of one forward")
     assert [round(row["passes/s"]) for row in (empty, small, large)] == [59, 47, 29]
     assert 0.01 < empty["arithmetic"] < 0.05
     assert [row["fits 24 GB"] for row in (empty, small, large)] == [True, True, False]
@@ -48,6 +48,13 @@ def test_the_chip_table_is_bandwidth_over_bytes(record):
     assert len(rows) >= 18 and rows["H100 SXM"]["Llama-3.1-70B"] is None
     assert rows["H100 SXM"]["Llama-3.1-8B"] == pytest.approx(3.352e12 / 15.0093e9, rel=1e-4)
     assert rows["H200"]["27B 4-bit"] / rows["A100 80GB"]["27B 4-bit"] == pytest.approx(4.8 / 2.039)
+
+
+def test_the_chips_are_compared_by_a_model_that_fits_both(record):
+    rows = {row["chip"]: row for row in table(record, "at batch 1")}
+    l4, ultra = (f"{rows[name]['27B 4-bit']:.0f}" for name in ("L4", "M3 Ultra"))
+    text = observation(record, "Bandwidth decides")["text"]
+    assert f"27B 4-bit, which fits both, it makes at most {l4} " in text and f"than the {ultra} of" in text
 
 
 def test_cache_dtype_and_context(record):
@@ -80,12 +87,13 @@ def test_this_machine_is_marked_as_measured(record):
     here = table(record, "Ceilings here")
     assert here[0]["model"] == "toy" and 0.9e6 < here[0]["parameters"] < 1.2e6
     bandwidth = machine["rows"][0][1] * 1e9
-    assert here[1]["passes/s at most"] == pytest.approx(bandwidth / here[1]["bytes per pass"])
+    assert here[1]["passes/s at most"] == pytest.approx(bandwidth / here[1]["bytes per forward"])
 
 
 @pytest.mark.parametrize("flags, broken", [
     (["--contexts", "4096"], "less than half"),
     (["--chip", "h200"], "does not fit beside"),
+    (["--models", "llama-3.1-70b"], "Bandwidth decides"),
     (["--strong", "m3-ultra", "--wide", "l4"], "Bandwidth decides"),
     (["--contexts", "1024", "2048"], "the table reaches that"),
     (["--batches", "512", "1024"], "critical batch"),

@@ -182,6 +182,15 @@ def test_best_chain_is_llm_maths(drafts):
             assert (row[f"{kind}: gamma"], row[f"{kind}: speedup"]) == (gamma, pytest.approx(gain))
 
 
+def test_bytes_alone_do_not_set_the_time(drafts):
+    """The claim compares medium with the first layer for large, neither of them quantized."""
+    rows = {(r["draft"], r["for target"]): r for r in table(drafts, "One decode step")}
+    medium, cut = rows["medium", "large"], rows["first 1", "large"]
+    text, = (text for text in told(drafts, measured=True) if text.startswith("Bytes alone"))
+    assert medium["KB a step"] < cut["KB a step"] and medium["layers"] > cut["layers"]
+    assert f"takes {medium['measured c'] / cut['measured c']:.2f} times as long" in text
+
+
 def test_edited_drafts(drafts):
     flags = ["--windows", 1, "--quantized", "int4", "--layers", 6, "--max-gamma", 1]
     record = console.run_demo(DRAFTS, flags)
@@ -189,6 +198,7 @@ def test_edited_drafts(drafts):
     assert alpha["first 6", "large"] == pytest.approx(1) and ("int8", "large") not in alpha
     # All six layers cost a whole step, and training cannot make them agree more than fully.
     assert {text.split(" ")[0]: holds for text, holds in told(record).items()}["First"] is False
+    assert [h for text, h in told(record, measured=True).items() if text.startswith("Bytes")] == [False]
 
 
 @pytest.mark.parametrize("flags", [("--quantized", "int3"), ("--layers", 7), ("--layers", 0),
