@@ -103,7 +103,8 @@ class Sampler:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        for name, ok, right in (("temperature", self.temperature >= 0, "0 (greedy) or more"),
+        for name, ok, right in (("temperature", self.temperature == 0 or 1e-6 <= self.temperature < np.inf,
+                                 "0 (greedy), or 0.000001 or more"),
                                 ("top_k", self.top_k >= 0, "0 (off) or more"),
                                 ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
                                 ("min_p", 0 <= self.min_p < 1, "0 (off) to below 1"),
@@ -159,8 +160,16 @@ def to_numpy(row) -> np.ndarray:
 
 
 def greedy_ids(rows) -> list[int]:
-    """argmax of each row (n, V); from a device, only the ids come to the host."""
-    return rows.argmax(-1).tolist()
+    """argmax of each row (n, V); from a device, only the ids come to the host. BadInput where a row holds a NaN."""
+    # The argmax of NaN is an id like any other, and plain and speculative text would agree on it.
+    if hasattr(rows, "detach"):
+        top, best = rows.max(-1)
+        ids = best.masked_fill(top.isnan(), -1).tolist()
+    else:
+        ids = np.where(np.isnan(rows.max(-1)), -1, rows.argmax(-1)).tolist()
+    if -1 in ids:
+        raise BadInput("A logits row holds NaN: the model's output is not usable.")
+    return ids
 
 
 def draw(p: np.ndarray, rng) -> int:
@@ -284,8 +293,8 @@ class Run:
 
     @property
     def tau(self) -> float:
-        """Tokens per round, the target's own included."""
-        return self.n_tokens / len(self.rounds)
+        """Tokens per round, the bonus token (the target's own) included; nan without rounds."""
+        return self.n_tokens / len(self.rounds) if self.rounds else float("nan")
 
     @property
     def alpha(self) -> float:
@@ -320,7 +329,7 @@ class Run:
     @property
     def ttft(self) -> float:
         """Seconds to the first tokens: prefill and first round (median over the runs pooled)."""
-        return median(r.seconds for r in self.rounds if r.first)
+        return median([r.seconds for r in self.rounds if r.first] or [float("nan")])
 
     @property
     def tpot(self) -> float:
@@ -372,19 +381,20 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
         raise BadInput(f"temperature = {temperature} stands beside a sampler with its own: one of the two would be right.")
     sampler = Sampler(temperature) if sampler is None else sampler
     rng = np.random.default_rng(0) if rng is None else rng
-    tokens = [int(t) for t in np.asarray(prompt).reshape(-1)]
+    tokens, synchronize = _ids(prompt), getattr(target, "synchronize", lambda: None)
     budget, stop_at = _budget(target, tokens, n_new)
     if gamma is not None and not callable(gamma):
         _draft_length(gamma)
     if drafter is not None:
         drafter.reset(target, sampler)
-    eos = frozenset([eos] if isinstance(eos, int) else eos)
+    eos = frozenset(map(int, eos if isinstance(eos, Collection) else [] if eos is None else np.atleast_1d(eos)))
     run, end = Run(), len(tokens) + budget
 
     started = perf_counter()
     target.rollback(0)
     if len(tokens) > 1:
         getattr(target, "prefill", target.extend)(tokens[:-1])
+        synchronize()                            # a device may still be at it
     prefill_s = perf_counter() - started
 
     while not run.stop:
@@ -412,6 +422,7 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
             target.keep([0] + [i + 1 for i in path])
         elif len(new) < len(sent):
             target.rollback(len(tokens) + len(new) - 1)
+        synchronize()
         verified = perf_counter()
 
         tokens += new
@@ -424,6 +435,15 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
                                 sources=tuple(sources), prefill_s=prefill_s, first=not run.rounds))
         prefill_s = 0.0
     return np.array(tokens, dtype=np.int64), run
+
+
+def _ids(prompt) -> list[int]:
+    """One sequence of token ids as a list of ints."""
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise BadInput(f"The prompt is an array of {ids.dtype} of shape {ids.shape}: one sequence of whole numbers, "
+                       "shape (n,), would be right.")
+    return ids.tolist()
 
 
 def _draft_length(gamma):
@@ -770,7 +790,11 @@ def draft_ranks(logits, tokens) -> np.ndarray:
 
     Leading axes are kept, (n, T, V) and (n, T) -> (n, T - 1). Ties count as `argmax` breaks them, lower id first.
     """
-    logits, tokens = np.asarray(logits)[..., :-1, :], np.asarray(tokens)[..., 1:, None]
+    logits, tokens = np.asarray(logits), np.asarray(tokens)
+    if logits.shape[:-1] != tokens.shape:
+        raise BadInput(f"draft_ranks got logits of shape {logits.shape} and tokens of shape {tokens.shape}: (…, T, V) and "
+                       "(…, T) would be right.")
+    logits, tokens = logits[..., :-1, :], tokens[..., 1:, None]
     value = np.take_along_axis(logits, tokens, axis=-1)
     earlier = np.arange(logits.shape[-1]) < tokens
     return ((logits > value) | ((logits == value) & earlier)).sum(axis=-1)
@@ -783,6 +807,8 @@ def accept_lengths(ranks, shape: TreeShape) -> np.ndarray:
     target's own greedy text these are the lengths that verification accepts there.
     """
     ranks = np.reshape(ranks, (-1, np.shape(ranks)[-1]))
+    if ranks.size and ranks.min() < 0:
+        raise BadInput(f"accept_lengths got the rank {ranks.min()}: 0, the likeliest, or more would be right.")
     widest = max((len(c) for c in shape.children.values()), default=0)
     step = np.full((len(shape) + 1, widest + 1), -1)           # row 0 is the root, row 1 + i node i; -1: no such child
     for parent, children in shape.children.items():
@@ -823,7 +849,7 @@ def best_tree(probabilities, n_nodes: int) -> tuple[TreeShape, float]:
     depth is bounded by the rows given (a single row is used at every depth).
     """
     table = np.asarray(probabilities, float)
-    if n_nodes < 0 or table.ndim not in (1, 2) or table.size == 0 or (table < 0).any() \
+    if n_nodes < 0 or table.ndim not in (1, 2) or table.size == 0 or not (table >= 0).all() \
             or (table.sum(axis=-1) > 1 + 1e-9).any():
         raise BadInput(f"best_tree needs n_nodes >= 0 and probabilities whose rows sum to at most 1; got {n_nodes} nodes.")
     same_everywhere = table.ndim == 1

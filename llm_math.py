@@ -41,6 +41,8 @@ def _checked(name, value, low, high=math.inf, *, whole=False, open_low=False):
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise BadInput(f"{name} is {value!r} but must be a number") from None
+    if whole:
+        high = min(high, 2.0**53)                # beyond, float64 does not tell whole numbers apart
     ok = (array > low if open_low else array >= low) & (array <= high) & np.isfinite(array)
     if whole:
         ok &= array == np.floor(array)

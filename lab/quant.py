@@ -61,7 +61,7 @@ def quantize(weight: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, np.ndarray
     weight = np.asarray(weight)
     if weight.ndim != 2 or weight.size == 0:
         raise BadInput(f"quantize takes (in, out) weights, not an array of shape {weight.shape}")
-    group = scheme.group or len(weight)
+    group = min(scheme.group or len(weight), len(weight))
     largest = np.maximum.reduceat(np.abs(weight), np.arange(0, len(weight), group), axis=0)
     exact, limit = largest.astype(np.float64) / scheme.qmax, float(np.finfo(np.float16).max)
     if not exact.max() <= limit:
@@ -76,7 +76,7 @@ def quantize(weight: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, np.ndarray
 
 def dequantize(codes: np.ndarray, scales: np.ndarray, scheme: Scheme) -> np.ndarray:
     """The weights that the codes stand for, float32 (in, out); exact: code times scale fits in 24 bits."""
-    return codes * np.repeat(scales, scheme.group or len(codes), axis=0)[:len(codes)].astype(np.float32)
+    return codes * np.repeat(scales, min(scheme.group or len(codes), len(codes)), axis=0)[:len(codes)].astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,16 @@ class Config:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
 
+    def __post_init__(self):
+        for name in ("vocab_size", "hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "max_length"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} = {getattr(self, name)} is impossible: 1 or more would be right.")
+        if self.n_heads % self.n_kv_heads:
+            raise BadInput(f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: each KV head serves "
+                           "the same number of query heads.")
+        if self.head_dim % 2:
+            raise BadInput(f"head_dim = {self.head_dim} is odd: RoPE rotates pairs, so an even number would be right.")
+
     def n_params(self) -> int:
         """Parameters, the tied embedding counted once."""
         d, q, kv = self.hidden, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
@@ -224,7 +234,7 @@ class TransformerLM:
         tokens = np.asarray(tokens)
         if tokens.ndim != 2:
             raise BadInput(f"{self.name}: full_logits takes (n, T) ids, got shape {tokens.shape}.")
-        self._check(tokens.reshape(-1))
+        tokens = self._check(tokens.reshape(-1)).reshape(tokens.shape)
         n = tokens.shape[1]
         return self._logits(self._forward(tokens, np.arange(n), np.tri(n, dtype=bool)))
 
@@ -235,6 +245,8 @@ class TransformerLM:
         if self._parents:
             raise BadInput(f"{self.name}: a tree is pending; keep a path or roll back before extending.")
         n, start = len(tokens), self.length
+        if start + n > self.max_length:
+            raise BadInput(f"{self.name}: {start + n} tokens are more than the {self.max_length} it can hold.")
         mask = None if n == 1 else np.tri(n, start + n, start, dtype=bool)
         self.hidden = self._forward(tokens[None], np.arange(start, start + n), mask, self.cache, start)[0]
         self.length = start + n
@@ -330,6 +342,8 @@ def generate_batch(lm: TransformerLM, tokens, n_new: int, temperature: float = 0
 
 def sample_tokens(params: dict, config: Config, n_seq: int, length: int, seed: int, temperature: float = 1.0):
     """(n_seq, length) ids sampled from the model, each sequence from a random first token."""
+    if n_seq < 1 or length < 1:
+        raise BadInput(f"sample_tokens cannot make {n_seq} sequences of {length} tokens: 1 or more of each would be right.")
     rng = np.random.default_rng(seed)
     first = rng.integers(config.vocab_size, size=(n_seq, 1))
     return generate_batch(TransformerLM(params, config), first, length - 1, temperature, rng)

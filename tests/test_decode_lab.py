@@ -1390,3 +1390,51 @@ def test_a_long_prompt_is_prefilled_by_the_draft_too():
     prompt = np.arange(100) % QCFG.vocab_size
     assert speculative_generate(lm, ModelDrafter(other), prompt, 20, 3)[1].alpha == 1
     assert max(asked) <= 2
+
+
+@pytest.mark.parametrize("eos", [np.int64(TEXT[5]), [np.int64(TEXT[5])], {TEXT[5]}])
+def test_eos_ids_may_be_numpy_numbers(eos):
+    assert autoregressive_generate(script(TEXT, V), PROMPT, 9, eos=eos)[0].tolist() == TEXT[:6]
+
+
+def test_no_eos_may_be_given_as_none():
+    assert len(autoregressive_generate(script(TEXT, V), PROMPT, 9, eos=None)[0]) == 12
+
+
+@pytest.mark.parametrize("prompt", [np.array([PROMPT, PROMPT]), [1.7, 2.2], "abc", 3])
+def test_a_prompt_is_one_sequence_of_whole_numbers(prompt):
+    with pytest.raises(BadInput) as error:
+        autoregressive_generate(script(TEXT, V), prompt, 3)
+    one_sentence(error)
+
+
+def test_greedy_decoding_refuses_nan_rows():
+    """Plain and speculative greedy text would agree on a broken model's argmax of NaN."""
+    target = script(TEXT, V)
+    extend = target.extend
+    target.extend = lambda tokens: np.where(np.arange(V) == 3, np.nan, extend(tokens))
+    with pytest.raises(BadInput, match="NaN"):
+        autoregressive_generate(target, PROMPT, 3)
+    torch = pytest.importorskip("torch")
+    assert dl.greedy_ids(torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, -1.0]])) == [1, 0]
+    with pytest.raises(BadInput, match="NaN"):
+        dl.greedy_ids(torch.tensor([[0.0, 2.0], [1.0, float("nan")]]))
+
+
+def test_the_clock_waits_for_the_device():
+    """Work that a device has only been asked for belongs to what asked for it: prefill, then verification."""
+    target, order = script(TEXT, V), []
+    target.prefill = lambda tokens: (order.append("prefill"), target.extend(tokens))[1]
+    target.synchronize = lambda: order.append("synchronize")
+    autoregressive_generate(target, PROMPT, 2)
+    assert order == ["prefill", "synchronize", "synchronize", "synchronize"]
+
+
+def test_shapes_and_ranks_that_do_not_fit_are_refused():
+    with pytest.raises(BadInput):
+        draft_ranks(np.zeros((3, 5)), [1, 2])
+    with pytest.raises(BadInput):
+        tree_accept_lengths([0, -1, 0], (1, 1))
+    with pytest.raises(BadInput):
+        best_tree([np.nan], 3)
+    assert np.isnan(Run().tau) and np.isnan(Run().ttft)

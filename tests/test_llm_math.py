@@ -421,3 +421,9 @@ def test_the_module_needs_nothing_heavier_than_numpy():
     code = "import sys, llm_math; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert llm_math.FLOP_EFFICIENCY == 0.6 and llm_math.BYTE_EFFICIENCY == 0.8
+
+
+def test_whole_numbers_beyond_float64_are_refused_not_wrapped():
+    for batch in (2**63, 99999999999999999999999999):
+        with pytest.raises(BadInput, match="at most"):
+            verify_time(LLAMA31_8B, H100, batch, 1024, 1)

@@ -184,3 +184,10 @@ def test_random_weight_experiments_have_what_they_need():
     new, _ = quantize_params(params, "int4-g32")
     tokens = sample_tokens(new, QCFG, n_seq=2, length=8, seed=0)
     assert tokens.shape == (2, 8) and tokens.max() < QCFG.vocab_size
+
+
+@pytest.mark.parametrize("scheme", ["int4-g999999999", "int4-g99999999999999999999"])
+def test_a_group_larger_than_the_channel_is_the_channel(scheme):
+    params = init_params(QCFG, 0)
+    large, whole = (quantize_params(params, name)[0]["layers"][0]["wq"] for name in (scheme, "int4"))
+    assert (large == whole).all()

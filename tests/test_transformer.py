@@ -196,11 +196,12 @@ def test_the_cache_grows_by_doubling_and_reports_its_bytes():
 
 
 def test_positions_past_the_rope_table_continue_it():
-    """A longer context than max_length names: the same logits as a model made for it."""
+    """A tree may stand past the end of the context: the same logits as of a model made for a longer one."""
     short, long = random_lm(config_like(TINY, max_length=8)), random_lm(config_like(TINY, max_length=400))
     text = text_for(long, 60)
-    close(short.extend(text), long.extend(text))
+    close(short.extend(text[:8]), long.extend(text[:8]))
     close(short.extend_tree(text[:3], [-1, 0, -1]), long.extend_tree(text[:3], [-1, 0, -1]))
+    close(short.full_logits([text]), long.full_logits([text]))
     edge = random_lm(config_like(TINY, max_length=8))       # a tree's deepest node need not be its last
     long.rollback(7)
     edge.extend(text[:7])
@@ -488,3 +489,17 @@ def test_nothing_overflows():
         assert transformer.softmax(np.array([1e4, 0.0, -1e4], np.float32)).tolist() == [1, 0, 0]
         gate = transformer.silu(np.array([-200.0, 0.0, 200.0], np.float32))
         np.testing.assert_allclose(gate, [0, 0, 200], atol=1e-30)
+
+
+@pytest.mark.parametrize("change", [{"n_kv_heads": 3}, {"head_dim": 15}, {"n_layers": 0}])
+def test_impossible_shapes_are_refused(change):
+    with pytest.raises(BadInput):
+        config_like(QCFG, **change)
+
+
+def test_no_more_tokens_than_the_model_holds():
+    lm = random_lm()
+    lm.extend(text_for(lm, lm.max_length - 1))
+    with pytest.raises(BadInput, match="hold"):
+        lm.extend([1, 2])
+    assert lm.length == lm.max_length - 1
