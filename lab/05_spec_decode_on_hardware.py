@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 
 from console import (Alpha, Count, Fraction, NonNegative, OneOf, Rule, assumptions, figure, fmt_bytes,
-                     fmt_count, fmt_time, observe, print_table, sliders, subplots)
+                     fmt_count, fmt_time, observe, print_observations, print_table, sliders, subplots)
 from decode_lab import TreeShape, draft_ranks, tree_accept_lengths
 from hw_specs import CHIPS, chip
 from lab import toy
@@ -42,7 +42,7 @@ class Assumptions:
     alphas: tuple[Alpha, ...] = (0.6, 0.7, 0.8, 0.9)       # Acceptance rates, section 1.
     sent: tuple[Count, ...] = (1, 2, 3, 5, 9, 17, 33, 65, 129, 257)            # Tokens of one target forward.
     batches: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)       # Batches of section 2.
-    contexts: tuple[Count, ...] = (512, 4096, 32768)       # Contexts of section 2, two at least.
+    contexts: tuple[Count, ...] = (512, 4096, 32768)       # Contexts of section 2.
     overhead_target_ms: Cost = 1.0                         # A target forward besides bytes and FLOPs, ms.
     overhead_draft_ms: Cost = 0.3                          # The same for a draft step, ms.
     flop_efficiency: Fraction = 0.6                        # Share of the peak rate that large products reach.
@@ -63,6 +63,8 @@ A = assumptions(Assumptions)
 #
 # A forward takes the larger of two times, reading bytes and doing arithmetic, plus an overhead. A draft step
 # costs c of that. A round makes gamma draft steps, then sends gamma + 1 tokens to the target in one forward.
+# tau: tokens per round, one of the target's own, the bonus token, included. Verify ratio: time of verifying
+# gamma + 1 tokens over that of one plain step. The speedup is tau / (gamma c + verify ratio).
 
 # %%
 CHIP, TARGET, DRAFT = chip(A.chip), model(A.target), model(A.draft)
@@ -92,8 +94,8 @@ print_table(["model", "parameters", "bytes read", "overhead, ms", "step", "of ta
 observe("Weights and caches of both, {n} tokens for each of {b} sequence(s), fit in {memory}.", n=A.context,
         b=A.batch, memory=MEMORY, holds=A.batch <= max_batch(TARGET, CHIP, A.context, draft=DRAFT))
 c, share = step / plain, draft_read / read
-observe("c = {c:.3f}, more than the draft's share of the bytes, {share:.3f}: overhead does not shrink with "
-        "the model.", c=c, share=share, holds=c > share)
+observe("c = {c:.3f}, more than the draft's share of the bytes, {share:.3f}: overhead shrinks less "
+        "than the bytes.", c=c, share=share, holds=c > share)
 reading = read / (CHIP.bandwidth * A.byte_efficiency) + A.overhead_target_ms / 1e3
 print_table(["tokens sent", "forward", "verify ratio", "bound by"],
             [[n, t, t / plain, "arithmetic" if t > reading * (1 + 1e-9) else "bytes"]
@@ -106,12 +108,12 @@ print_table(["alpha", "gamma", "c", "tau", "verify ratio", "speedup", "tokens/s"
             title=f"Best draft length ({A.batch / plain:.0f} tokens/s without speculation)",
             formats={"alpha": "g", "tau": ".2f", "verify ratio": ".3f", "speedup": ".2f", "tokens/s": ".0f"})
 longest = 1 + max(gamma for gamma, _ in rounds.values())
-observe("Verifying the longest of these drafts sends {n} tokens and costs {x:.1%} more than writing one: "
-        "less than 5 %.", n=longest, x=seconds(longest) / plain - 1, holds=seconds(longest) < 1.05 * plain)
+observe("Verifying the longest of these drafts, {n} tokens, costs less than 5% more than one "
+        "token ({x:.1%}).", n=longest, x=seconds(longest) / plain - 1, holds=seconds(longest) < 1.05 * plain)
 gamma, best = rounds[A.alpha]
 gain = best.speedup if best else 1.0
-observe("At alpha = {a:g} the best gamma is {g}, and decoding is {s:.2f} times as fast, at least 1.5 times; "
-        "the target's forwards alone would allow {t:.2f}.", a=A.alpha, g=gamma, s=gain,
+observe("At alpha = {a:g} speculation makes decoding at least 1.5 times as fast ({s:.2f} times, with the "
+        "best gamma, {g}; drafts that take no time would make it {t:.2f}).", a=A.alpha, g=gamma, s=gain,
         t=expected_tokens(A.alpha, gamma) * plain / seconds(gamma + 1), holds=gain >= 1.5)
 
 # %% [markdown]
@@ -120,50 +122,62 @@ observe("At alpha = {a:g} the best gamma is {g}, and decoding is {s:.2f} times a
 # Weights are read once for the whole batch, so each sequence has less arithmetic to spare. A cache is read
 # once per sequence however many tokens are verified, so a long context leaves time for arithmetic; but the
 # draft has a cache too, and c tends to the ratio of the two. Where gamma is 0 no draft pays, and the verify
-# ratio is that of two tokens.
+# ratio is that of two tokens. Speculation stops paying at the alpha in the column "pays above": c plus what
+# verifying a drafted token adds, in plain steps; never, from 1 on. "16+ too big": 16 and more do not fit.
 
 # %%
-COLUMNS = ["context", "batch", "gamma", "c", "tau", "verify ratio", "speedup", "verdict"]
-SHOWN = {"c": ".3f", "tau": ".2f", "verify ratio": ".2f", "speedup": ".2f"}
+COLUMNS = ["context", "batch", "gamma", "c", "tau", "verify ratio", "speedup", "pays above", "verdict"]
+SHOWN = dict.fromkeys(COLUMNS[4:8], ".2f") | {"c": ".3f"}
 
 
-def cell(batch, context, alpha=A.alpha) -> list:
+def cell(batch, context, alpha=A.alpha) -> dict:
     """A row of the table; what does not fit is not computed."""
     if batch > max_batch(TARGET, CHIP, context, draft=DRAFT):
-        return [context, batch, None, None, None, None, None, f"does not fit in {MEMORY}"]
-    (gamma, r), one = plan(batch, context, alpha), seconds(1, batch, context)
+        return dict.fromkeys(COLUMNS) | dict(context=context, batch=batch, verdict=f"{batch}+ too big")
+    gamma, r = plan(batch, context, alpha)
     tau, gain, verdict = (r.tau, r.speedup, "pays") if r else (1.0, 1.0, "does not pay")
-    return [context, batch, gamma, seconds(1, batch, context, True) / one, tau,
-            seconds(max(gamma, 1) + 1, batch, context) / one, gain, verdict]
+    one, two, sent = seconds(np.array([1, 2, max(gamma, 1) + 1]), batch, context)
+    c, two, ratio = seconds(1, batch, context, draft=True) / one, two / one, sent / one
+    # One drafted token pays if 1 + alpha > c + two; each later one is accepted more rarely, at no lower cost.
+    return dict(zip(COLUMNS, (context, batch, gamma, c, tau, ratio, gain, c + two - 1, verdict)))
 
 
-grid = {(n, b): dict(zip(COLUMNS, cell(b, n))) for n in sorted(A.contexts) for b in sorted(A.batches)}
-print_table(COLUMNS, [list(row.values()) for row in grid.values()], formats=SHOWN,
-            title=f"{TARGET.name} with {DRAFT.name} on {CHIP.name}, alpha = {A.alpha:g}")
-fits = {place: row for place, row in grid.items() if row["gamma"] is not None}
-observe("{k} of {n} cells do not fit, and {m} of those that fit do not pay.", k=len(grid) - len(fits),
-        n=len(grid), m=sum(row["gamma"] == 0 for row in fits.values()), holds=0 < len(fits) < len(grid))
-short, middle = (sorted(A.contexts) * 2)[:2]
-if inside := [row for (n, b), row in fits.items() if n == short]:
-    (b, x), (d, y) = ((row["batch"], row["speedup"]) for row in (inside[0], inside[-1]))
-    observe("At context {n} the speedup falls from {x:.2f} at batch {b} to {y:.2f} at batch {d}: the batch "
-            "uses up the spare arithmetic.", n=short, x=x, b=b, y=y, d=d, holds=y < x)
-if shared := [b for n, b in fits if n == middle and (short, b) in fits]:
-    b = shared[-1]
-    x, y = (seconds(8, b, n) / seconds(1, b, n) for n in (short, middle))
-    c_near, c_far = fits[short, b]["c"], fits[middle, b]["c"]
-    observe("A long cache keeps verification cheap: at batch {b}, 8 tokens instead of 1 take {x:.2f} times "
-            "as long at context {n}, {y:.2f} times at {m}. The draft's cache takes some of that back: c "
-            "grows from {c:.3f} to {d:.3f}.", b=b, x=x, n=short, y=y, m=middle, c=c_near, d=c_far,
-            holds=y < x and c_near < c_far)
-fine = sorted({*A.contexts, *(2**k for k in range(1, 20) if short < 2**k < max(A.contexts))})
-speed = np.array([[cell(b, n)[6] or np.nan for b in sorted(A.batches)] for n in fine])
+batches, contexts, short = sorted({*A.batches}), sorted({*A.contexts}), min(A.contexts)
+fine = sorted({*contexts, *(2**k for k in range(1, 20) if short < 2**k < contexts[-1])})     # of the figure
+cells = {(n, b): cell(b, n) for n in fine for b in batches}
+fits = {place: row for place, row in cells.items() if row["gamma"] is not None}
+rows = [list(cells[n, b].values()) for n in contexts for i, b in enumerate(batches)
+        if i == 0 or (n, batches[i - 1]) in fits]
+print_table(COLUMNS, rows, formats=SHOWN,
+            title=f"{TARGET.name} with {DRAFT.name} on {CHIP.name} ({MEMORY}), alpha = {A.alpha:g}")
+shown = [row["gamma"] > 0 for (n, _), row in fits.items() if n in contexts]
+observe("At alpha = {a:g} speculation pays in all cells that fit ({m} of {k}; {n} do not fit).", a=A.alpha,
+        m=sum(shown), k=len(shown), n=len(contexts) * len(batches) - len(shown), holds=shown and all(shown))
+near = [row for (n, _), row in fits.items() if n == short]
+if len(near) > 1:
+    (d, x, p), (e, y, q) = ([near[i][key] for key in ("batch", "speedup", "pays above")] for i in (0, -1))
+    observe("A batch lowers the speedup, and raises the alpha above which speculation pays (context "
+            "{n}: {x:.2f} and {p:.2f} at batch {d}, {y:.2f} and {q:.2f} at batch {e}).", n=short, d=d, x=x,
+            p=p, e=e, y=y, q=q, holds=x > y and p < q)
+full = [row["batch"] for row in near if row["verify ratio"] > 1 + 1e-9]                   # of arithmetic
+far = list({b: row for (_, b), row in fits.items()}.values())                # the same at the longest context
+for part, claim in ((1, "arithmetic is the limit, a longer context keeps more of the speedup"),
+                    (0.9, "bytes are the limit, a longer context costs less than a tenth of the speedup")):
+    for x, y in [(x, y) for x, y in zip(near, far) if y is not x and (x["batch"] in full) == (part == 1)][:1]:
+        s, t, row = x["speedup"], y["speedup"], dict(b=x["batch"], m=y["context"], c=x["c"], d=y["c"])
+        observe("Where " + claim + " (batch {b}: {s:.2f} at context {n}, {t:.2f} at {m}; the draft's "
+                "cache takes c from {c:.3f} to {d:.3f}).", holds=t > part * s, s=s, t=t, n=short, **row)
+if near and all(y is x for x, y in zip(near, far) if x["batch"] in full):
+    print_observations(f"At context {short} " + (
+        f"arithmetic is the limit at batch {', '.join(map(str, full))}: no longer context to compare with."
+        if full else "bytes are the limit at all batches that fit: a longer cache has nothing to hide."))
+speed = np.array([[cells[n, b]["speedup"] or np.nan for b in batches] for n in fine])
 fig, axis = subplots(size=(7.2, 4.2), subplot_kw={"facecolor": "0.9"})
 shade = axis.imshow(speed, origin="lower", aspect="auto", vmin=1, vmax=max(2, np.nanmax(speed, initial=1)))
 for (i, j), x in np.ndenumerate(speed):
     axis.text(j, i, "-" if np.isnan(x) else f"{x:.2f}", ha="center", va="center", fontsize=8,
               color="white" if shade.norm(x) < 0.6 else "black")
-axis.set(xlabel="batch, sequences", xticks=range(len(A.batches)), xticklabels=sorted(A.batches),
+axis.set(xlabel="batch, sequences", xticks=range(len(batches)), xticklabels=batches,
          ylabel="context, tokens", yticks=range(len(fine)), yticklabels=fine,
          title=f"Speedup at alpha = {A.alpha:g} on {CHIP.name} (-: does not fit in {MEMORY})")
 fig.colorbar(shade, label="times plain decoding")
@@ -171,7 +185,7 @@ figure(fig, "speedup over batch and context")
 
 # %% tags=["notebook"]
 sliders(lambda log2_batch, log2_context, alpha_percent: print_table(
-    COLUMNS, [cell(2**log2_batch, 2**log2_context, alpha_percent / 100)], formats=SHOWN),
+    COLUMNS, [list(cell(2**log2_batch, 2**log2_context, alpha_percent / 100).values())], formats=SHOWN),
     log2_batch=(0, 9, 1, 0), log2_context=(7, 17, 1, 10), alpha_percent=(5, 95, 5, 80))
 
 # %% [markdown]
@@ -211,30 +225,31 @@ HEADS = [f"{draft}, {kind}" for kind, draft in CASES]
 nodes = {name: len(TreeShape.branching(t)) for name, t in TREES.items()}
 tau = {(name, *case): 1 + float(tree_accept_lengths(found[case[0]][case[1]], t)[0].mean())
        for name, t in TREES.items() for case in CASES}
-print_table(["tree", "nodes", "levels", *HEADS],
-            [[name, nodes[name], len(t), *(tau[name, *case] for case in CASES)] for name, t in TREES.items()],
-            title="tau from ranks, by draft and weights", formats={head: ".2f" for head in HEADS})
+rows = [[name, nodes[name], len(t), *(tau[name, *case] for case in CASES)] for name, t in TREES.items()]
+print_table(["tree", "nodes", "levels", *HEADS], rows, formats=dict.fromkeys(HEADS, ".2f"),
+            title="tau from ranks, by draft and weights")
 ratio = {(name, b): seconds(n + 1, b) / seconds(1, b) for name, n in nodes.items() for b in A.tree_batches}
 faster = {(name, *case, b): tau[name, *case] / (len(TREES[name]) * A.level_cost + ratio[name, b])
           for name, b in ratio for case in CASES}
 choice = {}
 for b in A.tree_batches:
-    print_table(["tree", "tokens sent", "verify ratio", *HEADS],
-                [[name, nodes[name] + 1, ratio[name, b], *(faster[name, *case, b] for case in CASES)]
-                 for name in TREES], formats={"verify ratio": ".2f"} | {head: ".2f" for head in HEADS},
+    heads = ["tree", "tokens sent", "verify ratio", *HEADS]
+    rows = [[t, nodes[t] + 1, ratio[t, b], *(faster[t, *case, b] for case in CASES)] for t in TREES]
+    print_table(heads, rows, formats=dict.fromkeys(heads[2:], ".2f"),
                 title=f"Speedup at batch {b}, a draft level taking {A.level_cost:.0%} of a step")
     choice[b] = [max(TREES, key=lambda name: faster[name, *case, b]) for case in CASES]
 print_table(["batch", *HEADS], [[b, *names] for b, names in choice.items()], title="The fastest of these")
 few, many = min(choice), max(choice)
 wide = {batch: sum(max(TREES[name]) > 1 for name in names) for batch, names in choice.items()}
-observe("At batch {b} a tree wider than a chain is the fastest in {k} of {n} cases, at batch {d} in {m}: a "
-        "batch leaves no arithmetic for width.", b=few, k=wide[few], n=len(CASES), d=many, m=wide[many],
-        holds=wide[few] > wide[many])
+if few < many:
+    observe("Trees wider than a chain are fastest in more of {n} cases at batch {b} than at {d} ({k}, {m}): "
+            "a batch leaves no arithmetic for width.", n=len(CASES), b=few, d=many, k=wide[few], m=wide[many],
+            holds=wide[few] > wide[many])
 largest, strong = max(TREES, key=nodes.get), ("trained", "strong")
 gain = faster[largest, *strong, many]
-observe("A high tau is no speedup yet: {t} has tau = {x:.2f} with the strong draft, and sending its {n} "
-        "tokens at batch {b} makes decoding {s:.2f} times as fast.", t=largest, x=tau[largest, *strong],
+observe("A high tau is no speedup yet: with tau = {x:.2f} from the strong draft, {t} makes decoding slower "
+        "at batch {b}, by sending {n} tokens ({s:.2f} times as fast).", t=largest, x=tau[largest, *strong],
         n=nodes[largest] + 1, b=many, s=gain, holds=gain < 1)
 x, y = tau["1x1x1x1", "random", "strong"], tau["1x1x1x1", *strong]
-observe("Random weights mislead: a chain of four from the strong draft gives tau = {x:.2f} with them, "
-        "{y:.2f} with trained ones, more than a fifth apart.", x=x, y=y, holds=max(x, y) > 1.2 * min(x, y))
+observe("Random weights mislead: with them, tau of a chain of four from the strong draft is more than a "
+        "fifth off ({x:.2f}, and {y:.2f} with trained ones).", x=x, y=y, holds=max(x, y) > 1.2 * min(x, y))

@@ -58,9 +58,9 @@ A = assumptions(Assumptions)
 # target's own greedy text that can be foretold: the rank of each next token in the draft's logits names the
 # child, and the next round starts where this one ended. The drafts are those of demo 05.
 #
-# Demo 05 averaged over all starts. Rounds begin at some of them only, behind a token that the target wrote
-# itself. The others, inside accepted drafts or at a refused token, never happen, and they may be harder or
-# easier to guess.
+# Demo 05 averaged over all starts. Rounds begin at some of them only, behind a token of the target's
+# own, the bonus token, with which every round ends. The others, inside accepted drafts or at a refused token,
+# never happen, and they may be harder or easier to guess.
 
 # %%
 TREES = {"x".join(map(str, t)): TreeShape.branching(t) for t in (
@@ -106,7 +106,7 @@ for name, shape in progress(TREES.items(), "verifying trees"):
         steps = [(np.diff(walk(row, shape)) - 1).tolist() for row in known]
         rows[-1] += [Run.pool(made).tau, 1 + np.mean(sum(steps, [])), 1 + accept_lengths(known, shape).mean()]
         checks.append((ok, [[r.accepted for r in run.rounds] for run in made] == steps, sum(map(len, steps))))
-heads = [f"{lm}: {way}" for lm in ("first", "int4") for way in ("run", "walk", "all")]
+heads = [f"{lm}: {way}" for lm in ("first layer", "whole in int4") for way in ("run", "walk", "all")]
 print_table(["tree", "nodes", *heads], rows, title="tau: runs with a tree mask, the walk, all starts")
 same, exact, rounds = zip(*checks)
 observe("With every tree and draft the text is that of plain greedy decoding.", holds=all(same))
@@ -121,8 +121,8 @@ for lm, name in ((lm, name) for lm in (first, int4, draft) for name in ("1x1x1x1
 print_table(["draft", "tree", "starts walked", "tau there", "tau elsewhere", "all starts"], rows,
             title="Starts at which a round begins, and the rest", formats={"starts walked": ".0%"})
 off = max(abs(row[5] / row[3] - 1) for row in rows)
-observe("The average over all starts is not the tau of the rounds, but near it: within {x:.1%}, less than a "
-        "tenth.", x=off, holds=0 < off < 0.1)
+observe("In this table, over all prompts, the average over all starts is not the tau of the rounds, but less "
+        "than a tenth off (at most {x:.1%}).", x=off, holds=0 < off < 0.1)
 
 # %% [markdown]
 # ## 2. The best tree
@@ -159,8 +159,9 @@ for name in progress(("2x2x2", "4x2x2x1"), "comparing trees"):
         rows.append([kind, len(TREES[name]), len(Run.pool(made).rounds), Run.pool(made).tau, equal])
 print_table(["tree", "nodes", "rounds", "tau", "text as plain"], rows, title="Run on prompts not measured")
 hand, fixed, confident = (sum(row[2] for row in rows[i::3]) for i in range(3))
-observe("These texts take {a} rounds with the hand-made trees, {b} with the best, and no more, {c}, with "
-        "trees shaped by confidence.", a=hand, b=fixed, c=confident, holds=confident <= fixed < hand)
+observe("These texts take {a} rounds with the hand-made trees, {b} with the best, and {c} with "
+        "trees shaped by confidence.", a=hand, b=fixed, c=confident,
+        holds=confident <= fixed < hand)
 shape = best["2x2x2"][0]
 lengths = accept_lengths(trial, shape).reshape(len(trial), -1)
 row, at = max(np.ndindex(lengths.shape), key=lambda i: (lengths[i], trial[i[0], i[1]:][:lengths[i]].sum()))
