@@ -86,15 +86,28 @@ class Rule:
     names: tuple[str, ...] = ()
 
 
-Count = Annotated[int, Rule("a whole number of at least 1", lambda x: x >= 1)]
-NonNegative = Annotated[int, Rule("a whole number of at least 0", lambda x: x >= 0)]
-Positive = Annotated[float, Rule("a number above 0", lambda x: x > 0)]
+# The bounds far off keep products of several assumptions finite, and quotients too.
+Count = Annotated[int, Rule("a whole number of at least 1 and at most 1e12", lambda x: 1 <= x <= 10**12)]
+NonNegative = Annotated[int, Rule("a whole number of at least 0 and at most 1e12",
+                                  lambda x: 0 <= x <= 10**12)]
+Positive = Annotated[float, Rule("a number above 0, from 1e-9 to 1e12", lambda x: 1e-9 <= x <= 1e12)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda x: 0 <= x <= 1)]
+Share = Annotated[float, Rule("a number above 0 and at most 1", lambda x: 0 < x <= 1)]
 Alpha = Annotated[float, Rule("at least 0 and below 1", lambda x: 0 <= x < 1)]
 
 
+def Within(low, high):
+    """The type of a field that holds a number from low to high, whole when both are: windows: Within(1, 100) = 6."""
+    kind = int if isinstance(low, int) and isinstance(high, int) else float
+    words = f"a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
+    return Annotated[kind, Rule(words, lambda x: low <= x <= high)]
+
+
 def OneOf(*names: str):
-    """The type of a field that holds one of these names: chip: OneOf(*CHIPS) = "h100-sxm"."""
+    """The type of a field that holds one of these names: chip: OneOf(*CHIPS) = "h100-sxm".
+
+    A flag may spell a name with other capitals, and with spaces or underscores for hyphens.
+    """
     return Annotated[str, Rule("one of the known names", lambda x: x in names, tuple(names))]
 
 
@@ -158,12 +171,22 @@ def _shown(value) -> str:
 
 def _instance(cls, values: dict | None, as_flags: bool):
     hints = typing.get_type_hints(cls, include_extras=True)
-    made = cls(**(values or {}))
+    values = {name: _spelled(value, hints[name]) for name, value in (values or {}).items()}
+    made = cls(**values)
     for field in dataclasses.fields(cls):
         # An impossible default stands in the class: it was given by no flag.
         given = as_flags and values[field.name] != field.default
         _check(_flag(field.name) if given else field.name, getattr(made, field.name), hints[field.name])
     return made
+
+
+def _spelled(value, hint):
+    """`value` as the OneOf in `hint` spells it, if it is one: h100-sxm for "H100 SXM"."""
+    if isinstance(value, tuple):
+        return tuple(_spelled(item, typing.get_args(_bare(hint))[0]) for item in value)
+    names = [name for rule in getattr(hint, "__metadata__", ()) for name in getattr(rule, "names", ())]
+    alike = [name for name in names if re.sub(r"[ _]", "-", f"{value}".lower()) == name.lower()]
+    return alike[0] if alike and value not in names else value
 
 
 def _check(label: str, value, hint) -> None:
@@ -232,10 +255,22 @@ def _parse_flags(cls) -> tuple[dict, Path | None]:
         raise BadInput(f"these flags cannot be read: {' '.join(argv)}{HELP}") from None
     finally:
         sys.stdout, sys.stderr = stdout, stderr
-    path = Path(found.json) if found.json else None
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise BadInput(f'--json cannot write "{path}": give the name of a file in a folder that exists')
+    path = _writable("--json", Path(found.json)) if found.json else None
     return {field.name: getattr(found, field.name) for field in dataclasses.fields(cls)}, path
+
+
+def _writable(flag: str, path: Path) -> Path:
+    """`path`, absolute, if write_bytes can write there; BadInput for a folder, a device and the like."""
+    try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f'{flag} cannot write "{path}", which is no regular file: give the name of a file')
+        target = Path(os.path.realpath(path))
+        # Only trying tells: root may write into /proc by its mode, and still cannot.
+        tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name + ".").close()
+    except OSError as error:
+        raise BadInput(f'{flag} cannot write "{path}" ({error.strerror}): give the name of a file in a '
+                       "folder that exists and that you may write to") from None
+    return path.absolute()
 
 
 def _check_flags(argv: list[str], cls) -> None:
@@ -416,19 +451,7 @@ class _Run:
 
     def install(self) -> None:
         """Errors as one sentence, and the record at a normal exit, for the rest of this process."""
-        before = sys.excepthook
-
-        def hook(kind, error, trace):
-            self.failed = True
-            if issubclass(kind, BadInput):
-                exit_with(error)
-            if issubclass(kind, KeyboardInterrupt):
-                raise SystemExit(130)
-            if issubclass(kind, BrokenPipeError):  # `| head`: the reader has what it wanted
-                end_quietly()
-            before(kind, error, trace)
-
-        sys.excepthook = hook
+        sys.excepthook = _end
         atexit.register(self.finish)
 
     def finish(self) -> None:
@@ -439,6 +462,9 @@ class _Run:
             _narrate(everything=True)
             if self.json_path is not None:
                 write_text(self.json_path, json.dumps(self.record(), indent=1, allow_nan=False) + "\n")
+            flush()
+        except KeyboardInterrupt:
+            os._exit(130)
         except OSError as error:  # too late for the exit status by any gentler way
             if not isinstance(error, BrokenPipeError):
                 print(f"error: the record could not be written: {error}", file=sys.stderr, flush=True)
@@ -448,18 +474,62 @@ class _Run:
 _run: _Run | None = None
 
 
+def _end(kind, error, trace) -> None:
+    """The excepthook of a demo that runs as a script."""
+    if _run is not None:
+        _run.failed = True
+    if issubclass(kind, BadInput):
+        exit_with(error)
+    if issubclass(kind, ModuleNotFoundError) and not (_run and _run.assumptions):  # the demo's imports
+        exit_with(BadInput(f'the package "{error.name}" cannot be found by {sys.executable}: '
+                           "make setup installs what the demos need"))
+    if issubclass(kind, KeyboardInterrupt):
+        raise SystemExit(130)
+    if issubclass(kind, BrokenPipeError):  # `| head`: the reader has what it wanted
+        end_quietly()
+    sys.__excepthook__(kind, error, trace)
+
+
+# A demo may be interrupted, or lack a package, in the imports before it comes to assumptions().
+_script = Path(getattr(sys.modules.get("__main__"), "__file__", None) or ".").absolute()
+if _script.parent.name == "lab" and re.match(r"\d\d_", _script.name):
+    sys.excepthook = _end
+
+for _name in ("stdout", "stderr"):  # None where it was closed before the start, as by `>&-`
+    if getattr(sys, _name) is None:
+        setattr(sys, _name, open(os.devnull, "w", encoding="utf-8"))
+
+
+def flush() -> None:
+    """Flush sys.stdout; a full disk behind it is a BrokenPipeError too, so that both end the same way."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        raise BrokenPipeError(*error.args) from None
+
+
 def exit_with(error: BaseException) -> typing.NoReturn:
     """Print a BadInput as one sentence on stderr and exit with status 2."""
-    sys.stdout.flush()
+    try:
+        flush()
+    except BrokenPipeError:
+        _discard_output()
     sentence = " ".join(str(error).split()).rstrip(".")
     print(_plain(f"error: {sentence}.", _encoding(sys.stderr)), file=sys.stderr)
     raise SystemExit(2)
 
 
 def end_quietly() -> typing.NoReturn:
-    """Exit with status 1 after a BrokenPipeError, so that the flush at the exit does not raise it again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Exit with status 1 after a BrokenPipeError."""
+    _discard_output()
     raise SystemExit(1)
+
+
+def _discard_output() -> None:
+    """What stdout still holds goes nowhere, so that the flush at the exit does not fail as well."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def record() -> dict:
@@ -567,9 +637,12 @@ def write_text(path, text: str) -> None:
 
 
 def write_bytes(path, data: bytes) -> None:
-    """Write a file through a temporary name in the same folder, so that it is there whole or not at all."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=path.name + ".")
+    """Write a file through a temporary name in the same folder, so that it is there whole or not at all.
+
+    A symbolic link stays, and what it points to is written. Raises OSError.
+    """
+    path = Path(os.path.realpath(path))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -699,8 +772,12 @@ def _place() -> tuple:
 
 def _write(text: str) -> None:
     global _after
-    sys.stdout.write(_plain(text))
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        try:
+            sys.stdout.write(_plain(text))
+        except OSError as error:  # see flush
+            raise BrokenPipeError(*error.args) from None
+    flush()
     _after = (*_place(), text.endswith("\n\n") or text == "\n")
 
 
@@ -963,7 +1040,7 @@ def figure(fig, name: str = "") -> None:
 
     It needs no display. In a notebook the figure appears once, below the cell. `name` is printed beside the
     path. The environment variable DECODE_LAB_OUT names another folder than out/; a path outside the project
-    is recorded whole.
+    is recorded whole. Where the file cannot be written one line says so, and nothing is recorded.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -972,19 +1049,26 @@ def figure(fig, name: str = "") -> None:
     run_name = f"{run.demo}-{len(run.figures) + 1}.png"
     buffer = io.BytesIO()
     FigureCanvasAgg(fig).print_figure(buffer, format="png", dpi=120, metadata={"Software": None})
-    OUT.mkdir(parents=True, exist_ok=True)
-    write_bytes(OUT / run_name, buffer.getvalue())
-    shown = within(OUT / run_name)
-    run.figures.append(shown)
+    shown, unsaved = within(OUT / run_name), ""
+    try:
+        OUT.mkdir(parents=True, exist_ok=True)
+        write_bytes(OUT / run_name, buffer.getvalue())
+        run.figures.append(shown)
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        unsaved = f"figure not saved: {reason}: {within(OUT)}"
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
         pyplot.close(fig)  # also keeps Jupyter from showing the figure a second time
-    caption = f"Figure{': ' + name if name else ''} ({shown})"
+    caption = unsaved or f"Figure{': ' + name if name else ''} ({shown})"
     if in_notebook():
         import base64
         from IPython.display import display
         image = base64.b64encode(buffer.getvalue()).decode()
         display({"image/png": image, "text/plain": caption}, raw=True)
+    elif unsaved:
+        _gap()
+        _write(f"{unsaved}\n\n")  # whole, however long the path is
     else:
         _gap()
         _emit(_plain(caption), "")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from console import (Count, Fraction, OneOf, Positive, assumptions, figure, fmt_bytes, fmt_time, observe,
+from console import (Count, Share, OneOf, Positive, assumptions, figure, fmt_bytes, fmt_time, observe,
                      print_table, sliders, subplots)
 from hw_specs import CHIPS, chip, measure_this_machine
 from lab.transformer import Config
@@ -47,9 +47,9 @@ class Assumptions:
     """Sequences decoded together."""
     serving_context: Count = 1024
     """Context of each sequence, and length of the prefilled prompt, tokens."""
-    flop_efficiency: Fraction = 0.6
+    flop_efficiency: Share = 0.6
     """Share of the peak rate that large products reach."""
-    byte_efficiency: Fraction = 0.8
+    byte_efficiency: Share = 0.8
     """Share of the peak bandwidth that streaming reaches."""
     measure_s: Positive = 1.0
     """Seconds spent on measuring this machine."""

@@ -50,11 +50,12 @@ C = toy.load(A.model).config
 FLOAT = 4                                            # bytes: the toy computes and caches in float32
 SHAPE = C.shape(f"toy {A.model}", FLOAT)
 TEXT = toy.encode(toy.heldout(A.kind))
-for flag, new, least, prompt in (("new-tokens", A.new_tokens, 16, A.prompt_tokens),
-                                 ("answer-tokens", A.answer_tokens, 2, max(A.prompts))):
-    if not least <= new <= C.max_length - prompt:
-        raise BadInput(f"--{flag} is {new}, but at least {least} is right, and after a prompt of {prompt} at "
-                       f"most {C.max_length - prompt}")
+for prompt_name, prompt, name, new, least in (
+        ("prompt_tokens", A.prompt_tokens, "new_tokens", A.new_tokens, 16),
+        ("prompts", max(A.prompts), "answer_tokens", A.answer_tokens, 2)):
+    if new < least or prompt + new > C.max_length:
+        raise BadInput(f"{prompt_name} up to {prompt} with {name} = {new} is impossible: at least {least} of these, "
+                       f"and together at most the {C.max_length} that the model holds")
 
 # %% [markdown]
 # ## 1. The same text, with and without

@@ -20,7 +20,7 @@ from time import perf_counter
 
 import numpy as np
 
-from console import (Count, NonNegative, OneOf, Positive, assumptions, figure, observe, print_table, progress,
+from console import (Count, NonNegative, OneOf, Within, assumptions, figure, observe, print_table, progress,
                      record_samples, subplots)
 from decode_lab import draft_ranks
 from lab import toy
@@ -35,15 +35,15 @@ class Assumptions:
     """Quantizations of the target; -gN is the number of weights that share a scale."""
     layers: tuple[Count, ...] = (1, 2, 3)
     """First layers of the target that make a draft."""
-    windows: Count = 6
+    windows: Within(1, 100) = 6
     """Held-out windows of 256 tokens read, of each kind of text."""
-    temperature: Positive = 1.0
+    temperature: Within(0.01, 100.0) = 1.0
     """Of target and draft, for alpha."""
-    float_bytes: Positive = 2.0
+    float_bytes: Within(0.5, 8.0) = 2.0
     """Bytes per weight that is not quantized, and per cached value."""
     context: Count = 128
     """Tokens in the cache when a step is timed or its bytes are counted."""
-    max_gamma: Count = 16
+    max_gamma: Within(1, 256) = 16
     """Longest chain considered."""
     kind: OneOf("code", "prose") = "code"
     """Text of the figure and of most observations."""

@@ -14,11 +14,10 @@
 
 # %%
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from console import (Alpha, Count, Fraction, NonNegative, OneOf, Rule, assumptions, figure, fmt_bytes,
+from console import (Alpha, Count, Share, NonNegative, OneOf, Within, assumptions, figure, fmt_bytes,
                      fmt_count, fmt_time, observe, print_observations, print_table, sliders, subplots)
 from decode_lab import TreeShape, draft_ranks, tree_accept_lengths
 from hw_specs import CHIPS, chip
@@ -27,8 +26,7 @@ from lab.quant import quantize_params
 from lab.transformer import TransformerLM, config_like, generate_batch, init_params, truncate
 from llm_math import MODELS, best_round, expected_tokens, max_batch, model, verify_time
 
-Cost = Annotated[float, Rule("a number of at least 0", lambda x: x >= 0)]
-Short = Annotated[int, Rule("a whole number from 6 (the deepest tree) to 256", lambda n: 6 <= n <= 256)]
+Cost, Short = Within(0.0, 1e6), Within(6, 128)             # the deepest tree has 6 levels
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,12 @@ class Assumptions:
     contexts: tuple[Count, ...] = (512, 4096, 32768)       # Contexts of section 2.
     overhead_target_ms: Cost = 1.0                         # A target forward besides bytes and FLOPs, ms.
     overhead_draft_ms: Cost = 0.3                          # The same for a draft step, ms.
-    flop_efficiency: Fraction = 0.6                        # Share of the peak rate that large products reach.
-    byte_efficiency: Fraction = 0.8                        # Share of the bandwidth that streaming reaches.
+    flop_efficiency: Share = 0.6                           # Share of the peak rate that large products reach.
+    byte_efficiency: Share = 0.8                           # Share of the bandwidth that streaming reaches.
     tree_batches: tuple[Count, ...] = (1, 32)              # Batches of section 3.
     level_cost: Cost = 0.05                                # Drafting a tree level, share of a plain step.
     text: OneOf("code", "prose") = "code"                  # Held-out text that the toy's sequences continue.
-    sequences: Count = 64                                  # Greedy sequences of the toy.
+    sequences: Within(1, 512) = 64                         # Greedy sequences of the toy.
     prompt_tokens: Short = 16                              # Prompt of each, tokens.
     new_tokens: Short = 48                                 # Greedy continuation of each, tokens.
     seed: NonNegative = 0                                  # Of the random weights.

@@ -12,11 +12,10 @@
 
 # %%
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from console import (Count, NonNegative, OneOf, Positive, Rule, assumptions, figure, observe, print_table,
+from console import (Count, NonNegative, OneOf, Within, assumptions, figure, observe, print_table,
                      progress, subplots)
 from decode_lab import (ConfidentTreeDrafter, Run, Sampler, TreeDrafter, TreeShape, accept_lengths,
                         acceptance_probability, autoregressive_generate, best_tree, draft_ranks, overlap,
@@ -25,8 +24,7 @@ from lab import toy
 from lab.quant import quantize_params
 from lab.transformer import TransformerLM, config_like, truncate
 
-Short = Annotated[int, Rule("a whole number from 8 to 256", lambda n: 8 <= n <= 256)]
-Levels = Annotated[int, Rule("a whole number from 1 to 8", lambda n: 1 <= n <= 8)]
+Short, Levels = Within(8, 256), Within(1, 8)
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class Assumptions:
     verified: Count = 1                                    # Prompts on which section 1 runs every tree.
     compared: Count = 4                                    # Prompts on which section 2 runs its trees.
     depth: Levels = 8                                      # Most levels of the best tree.
-    width: Count = 8                                       # Most candidates per node of the best tree.
-    beam: Count = 4                                        # Nodes of a level that a confident tree expands.
-    temperature: Positive = 1.0                            # Of target and draft in section 3.
+    width: Within(1, 64) = 8                               # Most candidates per node of the best tree.
+    beam: Within(1, 64) = 4                                # Nodes of a level that a confident tree expands.
+    temperature: Within(0.01, 100.0) = 1.0                 # Of target and draft in section 3.
     top_k: Count = 8                                       # Tokens that may be drawn there.
     samples: Count = 300                                   # Runs sampled there.
     seed: NonNegative = 0                                  # Of all sampling.

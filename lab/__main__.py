@@ -16,8 +16,8 @@ it, and the list is read from there:
     # **Takes.** about 3 s; needs numpy, matplotlib.
 
 Further paragraphs ("**Watch for.**", "**Leaves out.**") are free. Each demo runs in a process of its own, so
-one that fails does not stop the rest; the exit status is then 1. An observation that does not hold is a
-result and no failure.
+one that fails does not stop the rest; the exit status is then 1 (2 if only one was asked for and it
+refused its input). An observation that does not hold is a result and no failure.
 """
 
 import ast
@@ -27,6 +27,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,8 @@ def selected(words: list[str], available: dict[int, Path]) -> list[int]:
             known = ", ".join(f"{number:02d}" for number in available) or "none"
             raise BadInput(f'no demo is called "{word}"; the numbers are {known}, and 1-6 or all work too')
         chosen += found
+    if not chosen:
+        raise BadInput(f'"{" ".join(words)}" names no demo; give numbers, such as 03, 1-6, 1,4 or all')
     return sorted(set(chosen))
 
 
@@ -126,7 +129,10 @@ def shared_out(flags: list[str], chosen: dict[int, Path]) -> dict[int, list[str]
 
 
 def run(words: list[str], flags: list[str]) -> int:
-    """Run demos one after the other, each in its own process; print a summary; 1 if any failed, else 0."""
+    """Run demos one after the other, each in its own process; print a summary; 1 if any failed, else 0.
+
+    The status is 2 if there was only one and it refused its input.
+    """
     available = demos()
     numbers = selected(words, available)
     if len(numbers) > 1 and any(flag.partition("=")[0] == "--json" for flag in flags):
@@ -141,12 +147,12 @@ def run(words: list[str], flags: list[str]) -> int:
             asked = _value_of("--json", flags)
             if number != numbers[0]:
                 print()
-            sys.stdout.flush()
+            console.flush()
             start = time.perf_counter()
             status = subprocess.run([sys.executable, str(path), "--json", str(kept), *given[number]],
                                     env=child_environment()).returncode
             seconds = time.perf_counter() - start
-            if status == 130:
+            if status in (130, -signal.SIGINT):
                 raise KeyboardInterrupt
             record = {}
             if status == 0 and not {"-h", "--help"} & set(flags):
@@ -154,7 +160,8 @@ def run(words: list[str], flags: list[str]) -> int:
             results.append((path.stem, status, seconds, record.get("observations", [])))
     if not {"-h", "--help"} & set(flags):
         _summary(results)
-    return 1 if any(status for _, status, _, _ in results) else 0
+    statuses = [status for _, status, _, _ in results]
+    return 2 if statuses == [2] else int(any(statuses))
 
 
 def child_environment() -> dict[str, str]:
@@ -267,7 +274,7 @@ def main(argv: list[str]) -> int:
     """Do what the command line says and return the exit status."""
     command, rest = (argv[0], argv[1:]) if argv else ("list", [])
     if command in ("-h", "--help", "help"):
-        print(__doc__.strip())
+        print((__doc__ or f"python -m lab {'|'.join(COMMANDS)}").strip())  # -OO drops docstrings
         return 0
     missing = [name for name in ("rich", "tyro") if importlib.util.find_spec(name) is None]
     if missing:
@@ -285,9 +292,13 @@ def main(argv: list[str]) -> int:
 
 def entry(argv: list[str], command=main) -> int:
     """Exit status of command(argv), whose errors and interruptions end as a sentence or quietly."""
+    def end(*_signal) -> None:  # so that a child is ended and temporary folders are removed
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         status = command(argv)
-        sys.stdout.flush()
+        console.flush()
         return status
     except BadInput as error:
         console.exit_with(error)

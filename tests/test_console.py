@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import console
-from console import Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Positive
+from console import Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Positive, Share
 
 TINY = '''
     # %% [markdown]
@@ -166,6 +166,63 @@ def test_help_lists_the_flags_and_runs_nothing(tiny, script):
         assert meaning in words
 
 
+@pytest.mark.parametrize("name", ["H100 SXM", "h100_sxm", "H100-SXM"])
+def test_a_name_may_be_spelled_a_little_differently(tiny, name):
+    assert console.run_demo(tiny, ["--chip", name])["assumptions"]["chip"] == "h100-sxm"
+    assert console._spelled(("B_c", "x"), tuple[OneOf("b-C"), ...]) == ("b-C", "x")
+
+
+def test_json_writes_through_a_link_and_into_nothing_but_a_file(tiny, script, tmp_path):
+    import os
+
+    link, real = tmp_path / "link", tmp_path / "real.json"
+    link.symlink_to(real)
+    assert script(tiny, "--json", link).returncode == 0
+    assert link.is_symlink() and json.loads(real.read_text())["demo"] == "99"
+    pipe, there = tmp_path / "pipe", tmp_path / "there"
+    os.mkfifo(pipe)
+    there.symlink_to(pipe)
+    shut = ["/proc/x.json"] if Path("/proc").is_dir() else []
+    for path in (pipe, there, tmp_path, tmp_path / ("x" * 300), *shut):
+        with pytest.raises(BadInput, match="--json cannot write"):
+            console.run_demo(tiny, ["--json", str(path)])
+    assert pipe.is_fifo() and there.is_symlink()
+
+
+@pytest.mark.parametrize("line, status, error", [
+    ("raise KeyboardInterrupt", 130, ""), ("import no_such_package", 2, "no_such_package")])
+def test_the_imports_of_a_demo_end_as_gently_as_the_rest(tmp_path, script, line, status, error):
+    (tmp_path / "lab").mkdir()
+    demo = tmp_path / "lab" / "97_imports.py"
+    demo.write_text(f"import console\n{line}\n", encoding="utf-8")
+    done = script(demo)
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == status and len(lines) == bool(error), lines
+    assert not error or (error in lines[0] and "make setup" in lines[0])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full and a shell")
+def test_a_closed_or_full_stdout_is_no_traceback(tiny):
+    import os
+    import subprocess
+
+    for shell, flags, status in ((">&-", "", 0), (">/dev/full", "", 1), (">&-", "--batch 0", 2),
+                                 (">/dev/full", "--batch 0", 2), (">/dev/full", "--help", 1)):
+        done = subprocess.run(f"'{sys.executable}' '{tiny}' {flags} {shell}", shell=True,
+                              stderr=subprocess.PIPE, timeout=60,
+                              env={**os.environ, "PYTHONPATH": str(console.ROOT)})
+        assert done.returncode == status, (shell, flags, done.stderr)
+        assert len(done.stderr.splitlines()) == (status == 2), done.stderr
+
+
+def test_a_figure_that_cannot_be_saved_is_one_line(write_demo, tmp_path, monkeypatch, capsys):
+    (tmp_path / "out").write_text("a file")
+    monkeypatch.setattr(console, "OUT", tmp_path / "out")
+    assert console.run_demo(write_demo(FIGURES, "98_figures.py"))["figures"] == []
+    lines = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
+    assert lines == [f"figure not saved: Not a directory: {console.within(tmp_path / 'out')}"] * 2
+
+
 def test_a_flag_that_names_nothing_says_how_to_see_the_choices(tiny):
     with pytest.raises(BadInput, match=r"nearest are .* \(--help lists them\)"):
         console.run_demo(tiny, ["--chip", "h1000"])
@@ -207,7 +264,9 @@ def test_a_demo_of_a_copy_refuses_the_code_of_the_original(tmp_path, script, mon
 
 
 @pytest.mark.parametrize("kind, good, bad", [
-    (Count, [1, 7], [0, -1]), (NonNegative, [0, 3], [-1]), (Positive, [0.1], [0.0, -2.0, math.inf, math.nan]),
+    (Count, [1, 7, 10**12], [0, -1, 10**12 + 1]), (NonNegative, [0, 3], [-1, 10**13]),
+    (Positive, [0.1, 1e-9, 1e12], [0.0, -2.0, 1e-10, 2e12, math.inf, math.nan]),
+    (Share, [0.1, 1.0], [0.0, 1.1]),
     (Fraction, [0.0, 1.0], [1.1, -0.1]), (Alpha, [0.0, 0.99], [1.0, -0.1]), (OneOf("a", "b"), ["a"], ["c"]),
     (tuple[Alpha, ...], [(0.1, 0.2)], [(0.1, 1.0)]),
 ])

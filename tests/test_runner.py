@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,7 +82,8 @@ def test_demos_are_chosen_by_number(lab, words, numbers):
 
 @pytest.mark.parametrize("argv, words", [
     (["run", "3"], ["3", "01, 02, 04"]), (["run", "x"], ["x", "all"]), (["run", "5-9"], ["5-9"]),
-    (["run"], ["03"]), (["rnu"], ["rnu", "run"]), (["doctor", "now"], ["now"]),
+    (["run"], ["03"]), (["run", ","], ["names no demo"]),
+    (["rnu"], ["rnu", "run"]), (["doctor", "now"], ["now"]),
     (["run", "1,4", "--json", "x"], ["--json"])])
 def test_what_does_not_exist_is_one_sentence(lab, argv, words):
     with pytest.raises(BadInput) as caught:
@@ -109,7 +111,7 @@ def test_flags_go_to_the_demo_and_an_observation_that_does_not_hold_is_no_failur
     assert runner.main(["run", "1", "--batch", "3", "--json", str(path)]) == 0
     assert json.loads(path.read_text())["assumptions"] == {"batch": 3}
     assert "Does not hold: The batch is 3. (01)" in capfd.readouterr().out
-    assert runner.main(["run", "1", "--batch", "0"]) == 1
+    assert runner.main(["run", "1", "--batch", "0"]) == 2
     out, err = capfd.readouterr()
     assert err.startswith("error: --batch must be") and len(err.splitlines()) == 1
     assert "refused its input" in out and "failed (2)" not in out
@@ -166,6 +168,29 @@ def test_a_closed_pipe_ends_a_run_quietly(lab):
     process.stderr.close()
 
 
+def test_sigterm_ends_the_demo_and_leaves_no_files(lab, write_demo, tmp_path):
+    write_demo("""
+        import os, pathlib, time
+        pathlib.Path(__file__).with_name("pid.part").write_text(str(os.getpid()))
+        pathlib.Path(__file__).with_name("pid.part").rename(pathlib.Path(__file__).with_name("pid"))
+        time.sleep(60)
+    """, "05_sleeps.py")
+    (tmp_path / "temporary").mkdir()
+    code = (f"import sys, pathlib; sys.path.insert(0, {str(console.ROOT)!r}); import lab.__main__ as m; "
+            f"m.LAB = pathlib.Path({str(lab)!r}); sys.exit(m.entry(['run', '5,1']))")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE,
+                               env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.communicate(timeout=30)[1] == b"" and process.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_without_the_packages_the_lab_says_which_python_to_use():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-S", "-m", "lab", "run", "1"], cwd=console.ROOT, timeout=60,
@@ -189,6 +214,9 @@ def test_the_command_line_of_the_lab(tmp_path):
     done = call("run", "77")
     assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: ") and "77" in done.stderr
+    done = subprocess.run([sys.executable, "-OO", "-m", "lab", "--help"], capture_output=True, text=True,
+                          cwd=console.ROOT, timeout=60)
+    assert done.returncode == 0 and "doctor" in done.stdout and done.stderr == ""
     done = call(PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and done.stderr == ""
     assert all(f"{number:02d}" in done.stdout for number in runner.demos())
