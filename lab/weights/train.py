@@ -12,7 +12,7 @@ in a held-out topic is dropped from the training text. Writes beside this file, 
     heldout_code.txt, heldout_prose.txt   so that every Python version evaluates on the same text
     NAME.log.jsonl             one line per evaluation: step, tokens, loss, held-out loss by kind of text
 
-Checkpoints go to out/train/ (not tracked).
+Checkpoints and the growing log go to out/train/ (not tracked); a model's files are written here when it is finished.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def forward(p, config, tokens, exits=()):
 
 # -- training ----------------------------------------------------------------------------------------------
 
-def train(name, streams, held, tokenizer_id, minutes):
+def train(name, streams, held, tokenizer_id):
     config, steps, decay, exits = FAMILY[name]
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -218,10 +218,10 @@ def train(name, streams, held, tokenizer_id, minutes):
                 {"step": step, "seconds": seconds, "rng": rng.bit_generator.state,
                  "params": {k: w.detach() for k, w in p.items()},
                  "optimizers": [o.state_dict() for o in optimizers]}, path))
-            toy.save(name, {k: w.detach().numpy() for k, w in p.items()}, config, tokenizer_id)
-            if minutes and seconds > 60 * minutes:
-                print(f"{name}: stopped after {minutes} minutes", flush=True)
-                return
+    # Only a finished model replaces the one in the repository.
+    toy.save(name, {k: w.detach().numpy() for k, w in p.items()}, config, tokenizer_id)
+    log_text = (WORK / f"{name}.log.jsonl").read_text()
+    replace(HERE / f"{name}.log.jsonl", lambda path: Path(path).write_text(log_text))
 
 
 @torch.no_grad()
@@ -235,7 +235,7 @@ def evaluate(p, config, ids):
 
 def log(row):
     """Append to the model's log; an interrupted run's rows past the checkpoint are replaced."""
-    path = HERE / f"{row['model']}.log.jsonl"
+    path = WORK / f"{row['model']}.log.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     rows = [r for r in rows if r["step"] < row["step"]] + [row]
     replace(path, lambda p: Path(p).write_text("".join(json.dumps(r) + "\n" for r in rows)))
@@ -251,7 +251,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(FAMILY), nargs="+", default=list(FAMILY))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=0, help="stop a model after this many minutes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     WORK.mkdir(parents=True, exist_ok=True)
@@ -272,7 +271,7 @@ def main():
     held = {kind: encode(tokenizer, toy.heldout(kind).split(toy.DOCUMENT_BREAK))[:20 * 1024] for kind in documents}
     print({kind: len(ids) for kind, ids in streams.items()}, {k: len(v) for k, v in held.items()}, flush=True)
     for name in args.only:
-        train(name, streams, held, toy.tokenizer_id(), args.minutes)
+        train(name, streams, held, toy.tokenizer_id())
 
 
 if __name__ == "__main__":
