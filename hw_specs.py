@@ -5,7 +5,8 @@ footnote "with sparsity" is twice the one used here. On consumer GeForce cards t
 32-bit accumulation, which is half of the rate with 16-bit accumulation and what matrix libraries use. GB is
 1e9 bytes.
 
-`checked` is the day on which a row was compared with public copies (reprints and citations) of its source.
+`checked` is the day on which a row's 16- and 32-bit rates, bandwidth and memory were compared with public copies
+(reprints and citations) of its source; a source that says "8 bits not compared" or "derived" means it.
 """
 
 from __future__ import annotations
@@ -100,13 +101,14 @@ MI300X = Chip(
     "AMD Instinct MI300X data sheet, without structured sparsity", CHECKED)
 RTX_3090 = Chip(
     "RTX 3090", _rates(bf16=71, fp16=71, fp32=35.6, int8=284), 936e9, 24e9, "PCIe",
-    "NVIDIA GA102 white paper, appendix A, with fp32 accumulation", CHECKED)
+    "NVIDIA GA102 white paper, appendix A, with fp32 accumulation; 8 bits not compared", CHECKED)
 RTX_4090 = Chip(
     "RTX 4090", _rates(bf16=165.2, fp16=165.2, fp32=82.6, int8=660.6, fp8=330.3), 1008e9, 24e9, "PCIe",
     "NVIDIA Ada white paper, appendix A, with fp32 accumulation (330.3 with fp16)", CHECKED)
 RTX_5090 = Chip(
     "RTX 5090", _rates(bf16=209.5, fp16=209.5, fp32=104.8, int8=838, fp8=419), 1792e9, 32e9, "PCIe",
-    "NVIDIA RTX Blackwell white paper, appendix, with fp32 accumulation (419 with fp16)", CHECKED)
+    "NVIDIA RTX Blackwell white paper, with fp32 accumulation (419 with fp16); 8 bits not compared",
+    CHECKED)
 # NVIDIA publishes one rate for the D: 2375 sparse 4-bit TOPS against 3352. Public tests see 4- and 8-bit cut
 # and 16-bit not, at equal core count and clock, so 16 and 32 bits are the 5090's and 8 bits are left unknown.
 RTX_5090D = Chip(
@@ -122,7 +124,7 @@ M3_ULTRA = Chip(
     "Apple Mac Studio specification (bandwidth); rate derived as 80 cores x 128 x 2 x 1.398 GHz", CHECKED)
 DESKTOP_CPU = Chip(
     "Ryzen 9 7950X", _rates(bf16=4.6, fp32=2.3), 83.2e9, 128e9, "AM5 socket, 2 x DDR5-5200",
-    "AMD product page; 2 x 8 B x 5200 MT/s; 16 cores x 4.5 GHz x 32 FLOP (fp32), x 64 (AVX512-BF16)", CHECKED)
+    "derived from AMD's product page: 2 x 8 B x 5200 MT/s; 16 cores x 4.5 GHz x 32 FLOP (fp32), x 64 (AVX512-BF16)", CHECKED)
 
 CHIPS: dict[str, Chip] = {
     "v100": V100, "t4": T4, "a100-40": A100_40, "a100-80": A100_80, "l4": L4, "l40s": L40S,
