@@ -124,7 +124,8 @@ M3_ULTRA = Chip(
     "Apple Mac Studio specification (bandwidth); rate derived as 80 cores x 128 x 2 x 1.398 GHz", CHECKED)
 DESKTOP_CPU = Chip(
     "Ryzen 9 7950X", _rates(bf16=4.6, fp32=2.3), 83.2e9, 128e9, "AM5 socket, 2 x DDR5-5200",
-    "derived from AMD's product page: 2 x 8 B x 5200 MT/s; 16 cores x 4.5 GHz x 32 FLOP (fp32), x 64 (AVX512-BF16)", CHECKED)
+    "derived from AMD's product page: 2 x 8 B x 5200 MT/s; 16 cores x 4.5 GHz x 32 FLOP (fp32), x 64 (AVX512-BF16)",
+    CHECKED)
 
 CHIPS: dict[str, Chip] = {
     "v100": V100, "t4": T4, "a100-40": A100_40, "a100-80": A100_80, "l4": L4, "l40s": L40S,
