@@ -45,6 +45,44 @@ class Decoder(Protocol):
     def keep(self, nodes) -> None: ...               # of the tree just sent, commit this root-to-leaf path
 
 
+def checked_ids(model: Decoder, tokens) -> np.ndarray:
+    """Token ids (n,) as int64, n >= 1, all in the model's vocabulary; BadInput otherwise. For implementations of Decoder."""
+    ids = np.asarray(tokens, dtype=np.int64)
+    if ids.ndim != 1 or ids.size == 0:
+        raise BadInput(f"{model.name}: expected a non-empty list of token ids, got shape {ids.shape}.")
+    if ids.min() < 0 or ids.max() >= model.vocab_size:
+        bad = ids[(ids < 0) | (ids >= model.vocab_size)][0]
+        raise BadInput(f"{model.name}: token id {bad} is outside the vocabulary, 0 to {model.vocab_size - 1}.")
+    return ids
+
+
+def tree_layout(model: Decoder, pending: list[int], parents, n: int) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Where n further tree nodes stand -> (parents of all nodes, depth (n,), visible (n, all nodes)).
+
+    pending: the parents of the nodes sent before and not yet kept. A node sees itself and its ancestors, and its position
+    is the sequence's length plus its depth, 0 for a root (SpecInfer, arXiv 2305.09781, 4.2). BadInput for other parents.
+    """
+    first = len(pending)
+    if len(parents) != n or any(not -1 <= p < first + i for i, p in enumerate(parents)):
+        raise BadInput(f"{model.name}: each of the {n} tree nodes needs one parent, -1 or an earlier node; got "
+                       f"{list(parents)}.")
+    every = pending + [int(p) for p in parents]
+    depth, visible = np.zeros(len(every), np.int64), np.eye(len(every), dtype=bool)
+    for i, parent in enumerate(every):
+        if parent >= 0:
+            depth[i] = depth[parent] + 1
+            visible[i] |= visible[parent]
+    return every, depth[first:], visible[first:]
+
+
+def checked_path(model: Decoder, pending: list[int], nodes) -> list[int]:
+    """Nodes of the pending tree as a list, root first, each the child of the one before; BadInput otherwise."""
+    nodes = [int(i) for i in nodes]
+    if any(not 0 <= i < len(pending) for i in nodes) or [pending[i] for i in nodes] != ([-1] + nodes)[:len(nodes)]:
+        raise BadInput(f"{model.name}: {nodes} is not a path from the root of the tree just sent.")
+    return nodes
+
+
 @dataclass
 class Draft:
     """What a drafter proposes: a chain (parents is None), or a tree.
@@ -530,7 +568,7 @@ class PromptLookup:
         return Draft(copied, [None] * len(copied), [self.name] * len(copied))
 
     def kept(self, tokens):
-        pass                                                  # the next proposal reads the sequence itself
+        """Nothing to do: the next proposal reads the sequence itself."""
 
 
 class ModelDrafter:
@@ -624,7 +662,7 @@ class TreeDrafter:
         return self._chosen(draft)
 
     def kept(self, tokens):
-        pass
+        """Nothing to do: the tree was dropped when it was proposed, and the next proposal sends what was kept."""
 
     def _level(self, draft, rows, tokens, rng) -> list[int]:
         """Add the children of the nodes in `rows` to the draft -> those to be expanded in turn."""

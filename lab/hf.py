@@ -28,6 +28,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from console import BadInput, nearest, progress, unknown
+from decode_lab import checked_ids, checked_path, tree_layout
 from llm_math import ModelShape, element_bytes, from_hf_config
 
 DEFAULT = "smollm2-135m"
@@ -327,29 +328,19 @@ class HFDecoder:
 
         parents[i] is the index of node i's parent among the nodes sent since the last commit (this call's
         nodes count on from those of earlier calls), smaller than node i's own; -1 is the last token of the
-        sequence. A node sees the sequence and its own ancestors; its position is its depth (SpecInfer, arXiv
-        2305.09781, 4.2).
+        sequence. A node sees the sequence and its own ancestors; its position is its depth
+        (`decode_lab.tree_layout`).
         """
         if not self.supports_tree:
             raise BadInput(f"{self.name}: a tree needs full attention in every layer, by sdpa or eager")
-        ids = self._checked(tokens)
-        first, n = len(self._parents), len(ids)
-        if len(parents) != n or any(not -1 <= p < first + i for i, p in enumerate(parents)):
-            raise BadInput(f"{self.name}: each of the {n} tree nodes needs one parent, -1 or an earlier one, "
-                           f"not {list(parents)}")
-        every = self._parents + [int(p) for p in parents]
-        depth, sees = np.zeros(first + n, np.int64), np.eye(first + n, dtype=bool)
-        for i, p in enumerate(every):
-            if p >= 0:
-                depth[i] = depth[p] + 1
-                sees[i] |= sees[p]
+        ids = checked_ids(self, tokens)
+        every, depth, visible = tree_layout(self, self._parents, parents, len(ids))
         self._room(int(depth.max()) + 1)
-        hidden = np.zeros((n, self.length + first + n), bool)
-        hidden[:, self.length:] = ~sees[first:]
+        hidden = np.concatenate([np.zeros((len(ids), self.length), bool), ~visible], axis=1)
         # Added to the attention scores, which every attention implementation of transformers accepts.
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(hidden).to(self.device), torch.finfo(self.dtype).min)
-        positions = torch.from_numpy(self.length + depth[first:]).to(self.device)
+        positions = torch.from_numpy(self.length + depth).to(self.device)
         logits = self._forward(ids, attention_mask=mask[None, None], position_ids=positions[None])
         self._parents = every
         return logits
@@ -357,10 +348,7 @@ class HFDecoder:
     @torch.inference_mode()
     def keep(self, nodes) -> None:
         """Commit this root-to-leaf path of the tree just sent, and forget the rest of it."""
-        nodes = [int(i) for i in nodes]
-        if any(not 0 <= i < len(self._parents) for i in nodes) or \
-                [self._parents[i] for i in nodes] != ([-1] + nodes)[:len(nodes)]:
-            raise BadInput(f"{self.name}: {nodes} is not a path from the root of the tree just sent")
+        nodes = checked_path(self, self._parents, nodes)
         start, stop = self.length, self.length + len(nodes)
         if nodes != list(range(len(nodes))):  # the first nodes already stand where they belong
             rows = torch.tensor([start + i for i in nodes], device=self.device)
@@ -375,22 +363,13 @@ class HFDecoder:
     # -- the one forward -----------------------------------------------------------------------------------
 
     def _extend(self, tokens, **options):
-        ids = self._checked(tokens)
+        ids = checked_ids(self, tokens)
         if self._parents:
             raise BadInput(f"{self.name}: a tree is pending; keep a path or roll back before extending")
         self._room(len(ids))
         logits = self._forward(ids, **options)
         self.length += len(ids)
         return logits
-
-    def _checked(self, tokens) -> np.ndarray:
-        ids = np.asarray(tokens, dtype=np.int64)
-        if ids.ndim != 1 or ids.size == 0:
-            raise BadInput(f"{self.name}: expected a non-empty list of token ids, got shape {ids.shape}")
-        if ids.min() < 0 or ids.max() >= self.vocab_size:
-            bad = ids[(ids < 0) | (ids >= self.vocab_size)][0]
-            raise BadInput(f"{self.name}: id {bad} is outside the vocabulary, 0 to {self.vocab_size - 1}")
-        return ids
 
     def _room(self, n: int) -> None:
         if self.max_length is not None and self.length + n > self.max_length:

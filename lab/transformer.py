@@ -16,6 +16,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from console import BadInput
+from decode_lab import checked_ids, checked_path, tree_layout
 from llm_math import ModelShape
 
 
@@ -198,32 +199,17 @@ class TransformerLM:
 
         parents[i] is the index of node i's parent among the nodes sent since the last commit (this call's nodes
         count on from those of earlier calls), smaller than node i's own; -1 is the last token of the sequence. A node
-        sees the sequence and its own ancestors, and its position is its depth (SpecInfer, arXiv 2305.09781, 4.2).
+        sees the sequence and its own ancestors, and its position is its depth (`decode_lab.tree_layout`).
         """
-        tokens = self._check(tokens)
-        first, n = len(self._parents), len(tokens)
-        if len(parents) != n or any(not -1 <= p < first + i for i, p in enumerate(parents)):
-            raise BadInput(f"{self.name}: each of the {n} tree nodes needs one parent, -1 or an earlier node; got "
-                           f"{list(parents)}.")
-        self._parents += [int(p) for p in parents]
-        total, depth = first + n, [0] * (first + n)
-        visible = np.zeros((total, total), bool)
-        for i, p in enumerate(self._parents):
-            if p >= 0:
-                visible[i], depth[i] = visible[p], depth[p] + 1
-            visible[i, i] = True
-        mask = np.ones((n, self.length + total), bool)
-        mask[:, self.length:] = visible[first:]
-        positions = self.length + np.array(depth[first:])
-        self.hidden = self._forward(tokens[None], positions, mask, self.cache, self.length + first)[0]
+        tokens, slot = checked_ids(self, tokens), self.length + len(self._parents)
+        self._parents, depth, visible = tree_layout(self, self._parents, parents, len(tokens))
+        mask = np.concatenate([np.ones((len(tokens), self.length), bool), visible], axis=1)
+        self.hidden = self._forward(tokens[None], self.length + depth, mask, self.cache, slot)[0]
         return self._logits(self.hidden)
 
     def keep(self, nodes) -> None:
         """Commit this root-to-leaf path of the tree just sent, and forget the rest of it."""
-        nodes = [int(i) for i in nodes]
-        if any(not 0 <= i < len(self._parents) for i in nodes) or \
-                [self._parents[i] for i in nodes] != ([-1] + nodes)[:len(nodes)]:
-            raise BadInput(f"{self.name}: {nodes} is not a path from the root of the tree just sent.")
+        nodes = checked_path(self, self._parents, nodes)
         self.cache.move([self.length + i for i in nodes], self.length)
         self.length, self._parents = self.length + len(nodes), []
 
@@ -234,14 +220,14 @@ class TransformerLM:
         tokens = np.asarray(tokens)
         if tokens.ndim != 2:
             raise BadInput(f"{self.name}: full_logits takes (n, T) ids, got shape {tokens.shape}.")
-        tokens = self._check(tokens.reshape(-1)).reshape(tokens.shape)
+        tokens = checked_ids(self, tokens.reshape(-1)).reshape(tokens.shape)
         n = tokens.shape[1]
         return self._logits(self._forward(tokens, np.arange(n), np.tri(n, dtype=bool)))
 
     # -- the one forward ------------------------------------------------------------------------------------
 
     def _extend(self, tokens):
-        tokens = self._check(tokens)
+        tokens = checked_ids(self, tokens)
         if self._parents:
             raise BadInput(f"{self.name}: a tree is pending; keep a path or roll back before extending.")
         n, start = len(tokens), self.length
@@ -251,15 +237,6 @@ class TransformerLM:
         self.hidden = self._forward(tokens[None], np.arange(start, start + n), mask, self.cache, start)[0]
         self.length = start + n
         return self.hidden
-
-    def _check(self, tokens):
-        tokens = np.asarray(tokens, dtype=np.int64)
-        if tokens.ndim != 1 or tokens.size == 0:
-            raise BadInput(f"{self.name}: expected a non-empty list of token ids, got shape {tokens.shape}.")
-        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
-            bad = tokens[(tokens < 0) | (tokens >= self.vocab_size)][0]
-            raise BadInput(f"{self.name}: token id {bad} is outside the vocabulary, 0 to {self.vocab_size - 1}.")
-        return tokens
 
     def _forward(self, tokens, positions, mask, cache=None, slot=0):
         """Final hidden states (B, T, d), after the last norm.
@@ -326,7 +303,7 @@ def generate_batch(lm: TransformerLM, tokens, n_new: int, temperature: float = 0
     rng = np.random.default_rng(0) if rng is None else rng
     tokens, start = np.asarray(tokens, dtype=np.int64), 0
     n, prompt = tokens.shape
-    lm._check(tokens.reshape(-1))
+    checked_ids(lm, tokens.reshape(-1))
     cache = KVCache(lm.config, n, prompt + n_new)
     for end in range(prompt, prompt + n_new):
         mask = np.tri(end - start, end, start, dtype=bool)
