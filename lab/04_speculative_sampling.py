@@ -276,5 +276,5 @@ left.legend()
 right.axhline(0, color="grey", lw=1)
 right.set(xlabel="gamma", ylabel="error of the prediction, %", xticks=A.gammas,
           title="A text whose acceptances come in bursts")
-right.legend()
+right.legend(loc="center right")
 figure(fig, "tau predicted from one alpha and from the acceptance by position")
