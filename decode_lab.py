@@ -40,7 +40,7 @@ class Decoder(Protocol):
     hidden: Array                                    # (n, d) final hidden states of the last forward
 
     def extend(self, tokens) -> Array: ...           # (n,) ids -> (n, V) logits; row i predicts what follows tokens[i]
-    def rollback(self, length: int) -> None: ...     # forget all tokens past `length`, and a tree not kept
+    def rollback(self, length: int) -> None: ...     # forget all past `length`, and a tree not kept; commit the rest
     def extend_tree(self, tokens, parents) -> Array: ...   # parents[i] < i; -1 for the last token of the sequence
     def keep(self, nodes) -> None: ...               # of the tree just sent, commit this root-to-leaf path
 
@@ -210,6 +210,15 @@ def greedy_ids(rows) -> list[int]:
     return ids
 
 
+def likeliest(scores: np.ndarray, n: int) -> list[int]:
+    """The n ids of the largest scores (V,), largest first, ties by lower id; without sorting all V."""
+    if n >= len(scores):
+        best = np.arange(len(scores))
+    else:
+        best = np.flatnonzero(scores >= np.partition(scores, -n)[-n]) if n else np.empty(0, int)
+    return best[np.argsort(-scores[best], kind="stable")][:n].tolist()
+
+
 def draw(p: np.ndarray, rng) -> int:
     """One id from the distribution p (V,), by inversion of its cumulative sum."""
     edges = np.cumsum(p)
@@ -316,6 +325,10 @@ class Run:
         """The rounds of several runs together: statistics over tokens, not means of means."""
         return cls([r for run in runs for r in run.rounds], runs[0].stop if len(runs) == 1 else "")
 
+    def later(self) -> Run:
+        """The rounds after the first of each run, as TPOT counts them; all where there are no others."""
+        return Run([r for r in self.rounds if not r.first] or self.rounds, self.stop)
+
     @property
     def n_tokens(self) -> int:
         """New tokens: rounds + accepted, always."""
@@ -374,6 +387,11 @@ class Run:
         """Seconds per token after the first round; nan when there was only one."""
         later = [r for r in self.rounds if not r.first]
         return sum(r.seconds for r in later) / sum(r.accepted + 1 for r in later) if later else float("nan")
+
+    @property
+    def per_token(self) -> float:
+        """TPOT; where there is only one round, its seconds over its tokens."""
+        return self.tpot if any(not r.first for r in self.rounds) else self.seconds / self.n_tokens
 
     @property
     def seconds(self) -> float:
@@ -458,7 +476,7 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
             new, path = new[:ended + 1], path[:ended]
         if draft.parents is not None:
             target.keep([0] + [i + 1 for i in path])
-        elif len(new) < len(sent):
+        else:                                    # also where nothing is dropped: it is the commit
             target.rollback(len(tokens) + len(new) - 1)
         synchronize()
         verified = perf_counter()
@@ -571,6 +589,71 @@ class PromptLookup:
         """Nothing to do: the next proposal reads the sequence itself."""
 
 
+class SuffixLookup:
+    """Copies what followed an earlier occurrence of the longest suffix, however long (SAM decoding, arXiv 2411.10666).
+
+    A suffix automaton of the sequence (Blumer et al., 1985) grows with it, in constant time per token on average. Each
+    state stands for the substrings that end at the same places; the link of the state of the whole sequence is that of
+    its longest suffix that occurred before. Where that has min_match tokens, what followed is copied, on into the draft
+    itself as in `PromptLookup`, never past a token of `boundary`. Of several occurrences it takes the latest at which
+    nothing longer matched either, as here; where there is none yet, the first. Noting that costs one assignment a token
+    (the latest of all would cost a walk), and on the real target's text neither the first nor the latest accepted more.
+
+    matched: tokens of the match at the end of the sequence, 0 for none; known after each round, for a policy to read.
+    """
+
+    def __init__(self, min_match: int = 1, boundary: Collection[int] = (), name: str = "suffix automaton"):
+        if min_match < 1:
+            raise BadInput(f"min_match = {min_match} is impossible: a match has one token or more.")
+        self.min_match, self.boundary, self.name = min_match, frozenset(boundary), name
+        self.reset(None, None)
+
+    def reset(self, target, sampler):
+        # Per state: where each token leads, the link, the length of its longest string, and the place where that ended.
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length, self._end = [-1], [0], [0]
+        self._whole, self.matched = 0, 0
+
+    def propose(self, tokens, gamma, rng=None) -> Draft:
+        self.kept(tokens)
+        copied: list[int] = []
+        at = self._end[self._link[self._whole]] if self.matched >= self.min_match else None
+        while at is not None and len(copied) < gamma:
+            copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
+            if copied[-1] in self.boundary:
+                break
+            at += 1
+        return Draft(copied, [None] * len(copied), [self.name] * len(copied))
+
+    def kept(self, tokens):
+        """Add to the automaton what the sequence grew by."""
+        for token in tokens[self._length[self._whole]:]:
+            self._grow(token)
+        self.matched = self._length[max(self._link[self._whole], 0)]
+
+    def _grow(self, token):
+        self._end[self._link[self._whole]] = self._length[self._whole]         # the match before this token
+        length = self._length[self._whole] + 1
+        at, self._whole = self._whole, self._state({}, 0, length, length)
+        while at >= 0 and token not in self._next[at]:         # suffixes that this token never followed
+            self._next[at][token] = self._whole
+            at = self._link[at]
+        if at >= 0:
+            found, length = self._next[at][token], self._length[at] + 1
+            if self._length[found] > length:                   # its longer strings do not end here: they part
+                longer, found = found, self._state(dict(self._next[found]), self._link[found], length, self._end[found])
+                self._link[longer] = found
+                while at >= 0 and self._next[at].get(token) == longer:
+                    self._next[at][token] = found
+                    at = self._link[at]
+            self._link[self._whole] = found
+
+    def _state(self, nexts, link, length, end) -> int:
+        for column, value in zip((self._next, self._link, self._length, self._end), (nexts, link, length, end)):
+            column.append(value)
+        return len(self._next) - 1
+
+
 class ModelDrafter:
     """A smaller model drafts a chain, one forward per token.
 
@@ -608,9 +691,7 @@ class ModelDrafter:
             if a != b:
                 break
             same += 1
-        length = min(same, self.model.length, len(tokens) - 1)
-        if length < self.model.length:
-            self.model.rollback(length)
+        self.model.rollback(min(same, self.model.length, len(tokens) - 1))
 
     def _choose(self, row, history, rng):
         """-> (token, the distribution it was drawn from, or None for a greedy choice)."""
@@ -682,8 +763,7 @@ class TreeDrafter:
         row = fit_row(row, self._vocab_size)
         history = [] if self._sampler.repetition_penalty == 1 else list(tokens) + draft.path(node)
         if not self.sample:
-            for token in np.argsort(-self._sampler.penalised(row, history), kind="stable")[:n]:
-                yield int(token), None
+            yield from ((token, None) for token in likeliest(self._sampler.penalised(row, history), n))
             return
         q = self._sampler.probs(row, history)
         for _ in range(n):

@@ -78,12 +78,11 @@ def test_mismatch_at_each_position(miss, accepted):
     assert (first.drafted, first.accepted) == (4, accepted)
     assert first.tested == min(accepted + 1, 4), "a draft past the first refusal was never tested"
     assert first.sources == ("scripted",) * first.tested
-    cut = target.called("rollback")[1:]                     # the first empties the cache
+    committed = target.called("rollback")[1:]               # the first empties the cache
+    assert committed[0] == len(PROMPT) + accepted
+    assert len(committed) == len(run.rounds), "a round ends in a commit, also where nothing is dropped"
     if miss is None:
-        assert cut == [], "nothing to forget when all drafts are right"
         assert [r.accepted for r in run.rounds] == [4, 4, 1]
-    else:
-        assert cut[0] == len(PROMPT) + accepted
 
 
 def test_all_wrong_adds_exactly_one_token_a_round():
@@ -1109,8 +1108,9 @@ def test_tree_forwards_and_keeps(shape):
     drafter = TreeDrafter(draft, TreeShape.branching(shape))
     tokens, run = tree_generate(target, Watched(drafter, target), [0, 1, 2], 40)
     check(target, tokens, run, [0, 1, 2])
-    assert target.called("rollback") == [0]
     kept = [k for k in target.called("keep")]
+    # A last round with room for one token sends no tree, and commits by rollback.
+    assert target.called("rollback") == [0] + [len(tokens) - 1] * (len(run.rounds) - len(kept))
     for sent, nodes, r in zip(target.called("extend_tree"), kept, run.rounds):
         assert len(sent[0]) == r.drafted + 1 and sent[1][0] == -1
         assert nodes[0] == 0 and len(nodes) == r.accepted + 1
