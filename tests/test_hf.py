@@ -8,6 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import transformers
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2ForCausalLM, LlamaConfig,
                           LlamaForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM,
                           PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration)
@@ -16,6 +19,8 @@ import decode_lab as lab
 from console import BadInput
 from lab import hf
 from llm_math import from_hf_config
+
+torch.set_num_threads(1)
 
 V = 97
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
@@ -28,6 +33,9 @@ def build(kind: str):
         model = LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2))
     elif kind == "neox":
         model = GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL))
+    elif kind == "lfm2":
+        model = Lfm2ForCausalLM(Lfm2Config(**SMALL, num_key_value_heads=2, pad_token_id=0,
+                                           layer_types=["conv", "full_attention", "conv"]))
     else:
         model = MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=8))
     # Larger than the usual initialisation, so that attention is far from uniform and a wrong mask shows.
@@ -239,6 +247,124 @@ def test_the_same_seed_gives_the_same_sample_and_the_context_limit_ends_it(model
     assert len(text) == 96 and run.stop == "context"
 
 
+# -- what comes to the host ----------------------------------------------------------------------------------
+
+class Reads(TorchFunctionMode):
+    """Sizes of the tensors whose values Python asks for: on a GPU, each is a wait and a copy to the host."""
+
+    NAMES = {"tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__",
+             "__contains__", "nonzero", "unique", "masked_select", "equal", "allclose"}
+
+    def __init__(self):
+        self.sizes = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        away = name == "to" and args[0].shape[-1:] == (V,)      # other moves are ids and masks on their way there
+        by_mask = name == "__getitem__" and getattr(args[1], "dtype", None) == torch.bool
+        if name in self.NAMES or away or by_mask:
+            self.sizes.append((name, tuple(args[0].shape)))
+        return function(*args, **(kwargs or {}))
+
+
+class Scalars(TorchDispatchMode):
+    """Counts the reads that happen inside PyTorch, such as a tensor in an `if`."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "_local_scalar_dense" in str(function) or "nonzero" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "lfm2"])
+def test_a_greedy_round_reads_back_one_tensor_of_ids_and_no_logits(kind, tree):
+    decoder = hf.HFDecoder(build(kind))
+    plain, _ = lab.autoregressive_generate(decoder, tokens(9), 40)
+    drafter = Oracle(plain, 3, tree=tree) if tree else lab.PromptLookup()
+    prompt = np.concatenate([plain[-12:], plain[:20]])          # both drafters have something to say
+    drafter.text = lab.autoregressive_generate(decoder, prompt, 20)[0].tolist()
+    with Reads() as reads, Scalars() as scalars:
+        if tree:
+            _, run = lab.tree_generate(decoder, drafter, prompt, 20)
+        else:
+            _, run = lab.speculative_generate(decoder, drafter, prompt, 20, gamma=5)
+    assert run.drafted > len(run.rounds) and run.accepted
+    assert reads.sizes == [("tolist", (1 + r.drafted,)) for r in run.rounds] and scalars.count == 0
+
+
+def test_the_count_of_reads_sees_them():
+    rows = torch.zeros(3, V)
+    with Reads() as reads, Scalars() as scalars:
+        rows.argmax().item(), rows[0].detach().float().cpu().numpy(), bool(rows[0, 0] > 0), rows[rows > 0]
+    assert [name for name, _ in reads.sizes] == ["item", "cpu", "numpy", "__bool__", "__getitem__"]
+    assert scalars.count >= 2
+
+
+# -- packed products -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [(1, 1), (1, 5), (2, 33)])
+def test_a_packed_product_is_the_dense_one(bias, rows):
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(48, 80, bias=bias)
+    layer, x = hf.PackedLinear(linear), torch.randn(*rows, 48)
+    with torch.inference_mode():
+        dense, packed = linear(x), layer(x)
+        assert packed.shape == dense.shape
+        torch.testing.assert_close(packed, dense, rtol=0, atol=1e-5)
+        layer.use = False
+        assert torch.equal(layer(x), dense)
+    assert layer.weight is linear.weight and layer.bias is linear.bias
+
+
+@pytest.mark.parametrize("kind", ["llama", "neox"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_model_is_the_model(kind, tied):
+    model = build(kind)
+    model.config.tie_word_embeddings = tied
+    if tied:
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    ids = tokens(20)
+    dense = direct(model, ids)
+    n, streamed = sum(p.numel() for p in model.parameters()), hf.HFDecoder(model).streamed_bytes()
+    decoder = hf.HFDecoder(hf.packed(model))
+    layers = [m for m in model.modules() if isinstance(m, hf.PackedLinear)]
+    assert len(layers) == sum(type(m) is torch.nn.Linear for m in model.modules()) > 3 * SMALL["num_hidden_layers"]
+    assert isinstance(model.get_output_embeddings(), hf.PackedLinear)
+    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert (head is table) == tied and decoder.streamed_bytes() == streamed
+    assert sum(p.numel() for p in model.parameters()) == n     # the second copy is no parameter
+    rows = decoder.extend(ids)
+    np.testing.assert_allclose(rows, dense, rtol=0, atol=1e-4 * np.abs(dense).max())
+    hf.packed(model)                                            # packing twice changes nothing
+    assert [m for m in model.modules() if isinstance(m, hf.PackedLinear)] == layers
+
+
+def test_as_loaded_runs_the_dense_products_and_goes_back_even_after_an_error():
+    model = build("llama")
+    ids, dense = tokens(9), direct(model, tokens(9))
+    decoder = hf.HFDecoder(hf.packed(model))
+    uses = lambda: {m.use for m in model.modules() if isinstance(m, hf.PackedLinear)}
+    for layer in (m for m in model.modules() if isinstance(m, hf.PackedLinear)):
+        layer.blocked = None                                    # a packed product would fail now
+    with decoder.as_loaded():
+        assert uses() == {False} and np.array_equal(decoder.extend(ids), dense)
+        with decoder.as_loaded():
+            pass
+        assert uses() == {False}                                # nested: the inner one puts back what it found
+    assert uses() == {True}
+    with pytest.raises(ZeroDivisionError), decoder.as_loaded():
+        1 / 0
+    assert uses() == {True}
+
+
+def test_other_dtypes_are_left_alone():
+    model = hf.packed(build("llama").to(torch.bfloat16))
+    assert not any(isinstance(m, hf.PackedLinear) for m in model.modules())
+
+
 # -- divergences ---------------------------------------------------------------------------------------------
 
 def test_a_divergence_is_explained_by_its_margin():
@@ -263,14 +389,40 @@ def test_a_divergence_is_explained_by_its_margin():
 # -- refusals ------------------------------------------------------------------------------------------------
 
 def test_models_that_cannot_roll_back_are_refused_with_the_reason():
-    lfm2 = Lfm2ForCausalLM(Lfm2Config(**SMALL, num_key_value_heads=2,
-                                      layer_types=["conv", "full_attention", "conv"]))
     mamba = MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2))
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=V, d_model=32, d_kv=8, d_ff=32, num_layers=1,
                                              num_heads=2))
-    for model, reason in ((lfm2, "LinearAttention"), (mamba, "recurrent state"), (t5, "encoder-decoder")):
-        with pytest.raises(BadInput, match=reason):
+    for model, reason in ((mamba, "recurrent state"), (t5, "encoder-decoder")):
+        with pytest.raises(BadInput, match=f"it .* cannot be used: .*{reason}"):
             hf.HFDecoder(model, name="it")
+
+
+@pytest.mark.parametrize("version, old", [
+    ("4.57.6", True), ("5.2.0", True), ("5.17.0", True), ("5.18.0", False), ("5.24.0", False), ("5.25.0.dev0", False),
+    ("6.0", False), (transformers.__version__, False)])
+def test_a_transformers_that_is_too_old_is_one_sentence(version, old):
+    if not old:
+        hf.check_transformers(version)
+        return
+    with pytest.raises(BadInput, match=f"transformers {version} .* transformers >= 5.18") as error:
+        hf.check_transformers(version)
+    assert isinstance(error.value, ImportError) and error.value.name == "transformers >= 5.18"  # as `doctor` says it
+
+
+def test_the_version_is_checked_before_transformers_is_imported(tmp_path, script):
+    """A demo that finds an old one ends in that sentence, whatever importing it would do."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "transformers-5.9.0.dist-info").mkdir()
+    (tmp_path / "transformers-5.9.0.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 5.9.0\n")
+    demo = tmp_path / "lab" / "99_tiny.py"
+    demo.parent.mkdir()
+    demo.write_text(f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(Path(hf.__file__).parents[1])!r}]\n"
+                    "import console\nimport importlib.machinery\n"
+                    "sys.path.insert(0, sys.path.pop(1))\nfrom lab import hf\n")
+    done = script(demo, encoding="utf-8", text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: transformers 5.9.0 is installed") and ">= 5.18" in done.stderr
 
 
 def test_misuse_is_one_sentence(model):
@@ -296,15 +448,13 @@ def test_misuse_of_a_tree(tree_model):
         decoder.keep([0, 1, 2])
     with pytest.raises(BadInput, match="tree is pending"):
         decoder.extend([5])
-    with pytest.raises(BadInput, match="full attention"):
-        hf.HFDecoder(build("mistral")).extend_tree([5], [-1])
 
 
 @pytest.mark.parametrize("name, message", [
     ("smollm", "smollm2-135m"), ("no/such/folder", "no model"), ("x.gguf", "no GGUF file"),
     ("..", "no config.json"), ("a b/c", "owner/name"),
-    ("pythia-70m", 'looked for .* fetch it with "hf download EleutherAI/pythia-70m"'),
-    ("somebody/some-model", "not on this machine.*hf download somebody/some-model")])
+    ("pythia-70m", 'looked for .* fetch it with "python -m lab fetch EleutherAI/pythia-70m"'),
+    ("somebody/some-model", "not on this machine.*lab fetch somebody/some-model")])
 def test_a_model_that_is_not_there(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
