@@ -1,12 +1,13 @@
 # make lab        every demo in order           make test       the whole test suite
 # make notebooks  notebooks/ from the demos     make setup      .venv with everything at its tested version
 # make readme     the outputs shown in README.md, made anew
+# make gpu        the demos of the real target on a CUDA device, records to results/ (at most 8 minutes)
 # PYTHON names the interpreter to begin with: make lab PYTHON=python3.13
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: lab test notebooks readme setup
+.PHONY: lab test notebooks readme gpu setup
 
 lab: setup
 	$(PY) -m lab run all
@@ -19,6 +20,9 @@ notebooks: setup
 
 readme: setup
 	$(PY) -m lab.readme
+
+gpu: setup
+	$(PY) -m lab gpu
 
 setup: .venv/installed
 

@@ -904,20 +904,21 @@ def _parts(columns, texts, right, width) -> list[tuple[list[int], list[int], int
 
     every = list(range(len(columns)))
     natural = [max(map(cell_len, [columns[i], *[row[i] for row in texts], " "])) for i in every]
-    # What a column needs at least: the longest word of its header, and its numbers whole. Texts may be
-    # wrapped between words (`kept`); before the table falls apart, long words such as paths are broken too
-    # (`broken`).
-    kept, broken = [], []
+    # What a column needs at least: the longest word of its header, and its cells whole (`whole`). Then texts may
+    # be wrapped between words too (`kept`); before the table falls apart, long words such as paths are broken
+    # (`broken`). Numbers never are.
+    whole, kept, broken = [], [], []
     for i in every:
         header = max(map(cell_len, [*columns[i].split(), " "]))
         words = [word for row in texts for word in ([row[i]] if right[i] else row[i].split())]
         cell = max(map(cell_len, words), default=1)
+        whole.append(max(header, *(cell_len(row[i]) for row in texts), 1))
         kept.append(max(header, cell))
         broken.append(max(header, cell if right[i] else min(cell, BREAK_FROM)))
 
     def fitted(keep: list[int], gap: int, least: list[int]) -> list[int] | None:
         room = width - gap * (len(keep) - 1)
-        widths = [natural[i] for i in keep]
+        widths = [(natural if least is whole else whole)[i] for i in keep]
         while sum(widths) > room:
             # Take from the column with the most to spare, so that one long text does not squeeze the rest.
             spare = max(range(len(keep)), key=lambda k: widths[k] - least[keep[k]])
@@ -926,7 +927,7 @@ def _parts(columns, texts, right, width) -> list[tuple[list[int], list[int], int
             widths[spare] -= 1
         return widths
 
-    for gap, least in ((2, kept), (1, kept), (2, broken), (1, broken)):
+    for gap, least in ((2, whole), (2, kept), (1, kept), (2, broken), (1, broken)):
         widths = fitted(every, gap, least)
         if widths is not None:
             return [(every, widths, gap)]

