@@ -22,7 +22,7 @@ import numpy as np
 
 from console import (Alpha, BadInput, Count, OneOf, assumptions, figure, fmt_bytes, fmt_time, observe,
                      print_table, print_text, progress, record_samples, subplots)
-from decode_lab import Draft, PromptLookup, Run, autoregressive_generate, speculative_generate
+from decode_lab import Draft, PromptLookup, autoregressive_generate, speculative_generate
 from hw_specs import measure_this_machine
 from lab import hf
 from llm_math import expected_tokens, fit_step_time, tau_from_positions
@@ -75,7 +75,8 @@ if A.random_weights and A.target != hf.DEFAULT:
 # A decode step reads every weight once, and the cache. These bytes over the measured bandwidth give the most steps
 # per second. The weights are computed from the configuration, as for any model of this lab, and counted on the loaded
 # tensors. The default SmolLM2 is stored as Q4_1 in a GGUF file and unpacked to the dtype (float32), which is what a
-# step reads. TTFT, the time to the first token, holds the prefill; TPOT is the time per later token.
+# step reads. On a CPU the lab lays float32 weights out as oneDNN's products read them fastest; demo 15 says what that
+# is worth. TTFT, the time to the first token, holds the prefill; TPOT is the time per later token.
 
 # %%
 started = perf_counter()
@@ -94,16 +95,10 @@ print_table(["weights of one forward", "bytes", "over counted"],
 observe("The configuration alone predicts the bytes of a forward to {off:.2%}: less than 1%.",
         off=abs(ratio - 1), holds=abs(ratio - 1) < 0.01)
 
-
-def per_token(run) -> float:
-    """TPOT; the time of the only round over its tokens where there is just one."""
-    return run.tpot if len(run.rounds) > 1 else run.seconds / run.n_tokens
-
-
 autoregressive_generate(target, ask, 4)  # a warm-up
 _, plain = autoregressive_generate(target, ask, A.new_tokens, eos=target.eos)
 cache = shape.kv_bytes(len(ask) + plain.n_tokens / 2, target.kv_dtype)
-byte_time, tpot = (weights + cache) / bandwidth, per_token(plain)
+byte_time, tpot = (weights + cache) / bandwidth, plain.per_token
 share, prefill = byte_time / tpot, plain.ttft / len(ask) / tpot
 print_table(["reading", "value"],
             [["loading the model", fmt_time(loading)], ["read bandwidth", f"{fmt_bytes(bandwidth)}/s"],
@@ -216,13 +211,13 @@ def paired(decoder, prompt, label: str) -> list[tuple]:
 def summary(pairs: list[tuple]) -> dict:
     """What the tables show of one prompt, without each run's first round: medians over the pairs."""
     plain, lookup = ([run for _, run in runs] for runs in zip(*pairs))
-    run = Run([r for r in lookup[0].rounds if not r.first] or lookup[0].rounds)  # counts are the same in every pair
+    run = lookup[0].later()  # counts are the same in every pair
     n, any_draft = len(run.rounds), sum(r.drafted > 0 for r in run.rounds)
     draft_s = median(sum(r.draft_s for r in each.rounds if not r.first) for each in lookup)
     verify = float(np.mean([curve(r.drafted + 1) for r in run.rounds])) / one  # at the lengths sent
     cost = verify + draft_s / n / one
-    ratios = [per_token(a) / per_token(b) for a, b in zip(plain, lookup)]
-    return dict(plain=1 / median(map(per_token, plain)), lookup=1 / median(map(per_token, lookup)),
+    ratios = [a.per_token / b.per_token for a, b in zip(plain, lookup)]
+    return dict(plain=1 / median(run.per_token for run in plain), lookup=1 / median(run.per_token for run in lookup),
                 speedup=median(ratios), low=min(ratios), high=max(ratios), predicted=run.tau / cost, rounds=n,
                 drafts=run.drafted / n, alpha=run.alpha if any_draft and means else None, cost=cost, tau=run.tau,
                 by_position=1 + any_draft / n * (tau_from_positions(run.acceptance) - 1) if means else None,
@@ -233,7 +228,7 @@ means = not target.random  # whether acceptance means anything
 pairs = {name: paired(target, prompt, name) for name, prompt in prompts.items()}
 found = {name: summary(each) for name, each in pairs.items()}
 record_samples("seconds per token, plain and lookup",
-               {name: [[per_token(a), per_token(b)] for (_, a), (_, b) in each] for name, each in pairs.items()})
+               {name: [[a.per_token, b.per_token] for (_, a), (_, b) in each] for name, each in pairs.items()})
 copied, opened = found.values()
 shown = ["plain, tokens/s", "lookup, tokens/s", "speedup", "least", "most", "predicted", "pred./ meas."]
 print_table(["prompt", *shown],

@@ -2,7 +2,8 @@
 
 A block that begins with a comment `<!-- output: COMMAND -->` holds the output of that command in a code block, up to
 `<!-- end -->`; after `| from: TEXT`, only the part that begins with a line of that text and ends at a blank line.
-`<!-- demos -->` holds the table of demos, read from their first cells. The picture is a figure of a demo; the values that
+`<!-- demos -->` holds the table of demos, read from their first cells; `<!-- records: results/*.json -->` tables of
+the records that match, as `make gpu` leaves them. The picture is a figure of a demo; the values that
 it was drawn from are fingerprinted in the file, and a test compares the fingerprint with the demo's.
 """
 
@@ -53,6 +54,65 @@ def table_of_demos() -> str:
     return "\n".join(rows)
 
 
+def table_of_records(pattern: str) -> str:
+    """Markdown tables of the records of demos 14 and 15 whose files match a pattern: what each read, as its run showed.
+
+    One table per demo that has records; where there is none at all, the sentence that says so.
+    """
+    rows: dict[str, list] = {demo: [] for demo in SUMMARIES}
+    for path in sorted(ROOT.glob(pattern)):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["demo"] in SUMMARIES:
+            said, host = record["assumptions"], record["host"]
+            machine = f"[{host.get('gpu', host['cpu'])}]({path.relative_to(ROOT).as_posix()})"
+            target = f"{said['random_weights']}, random weights" if said["random_weights"] else said["target"]
+            rows[record["demo"]].append([machine, target, said["dtype"], *SUMMARIES[record["demo"]][1](record)])
+    if not any(rows.values()):
+        return ("The table of GPUs is still to be measured: `make gpu` on a machine with a CUDA device makes its "
+                "records.")
+    tables = [[["GPU", "target", "dtype", *SUMMARIES[demo][0]], ["---"] * (3 + len(SUMMARIES[demo][0])), *found]
+              for demo, found in rows.items() if found]
+    return "\n\n".join("\n".join("| " + " | ".join(row) + " |" for row in table) for table in tables)
+
+
+READINGS = ("read bandwidth", "ceiling, tokens/s", "plain decoding, tokens/s", "share of the ceiling")
+COSTS = (5, 9, 33)  # tokens sent in one forward
+
+
+def _of_14(record: dict) -> list[str]:
+    readings = dict(_table(record, "Plain decoding, ")["rows"])
+    over_one = {row["n"]: row["over one"] for row in _rows(record, "Time of one forward that sends n tokens")}
+    return [*[readings[name] for name in READINGS], *[f"{over_one[n]:.2f}" if n in over_one else "-" for n in COSTS]]
+
+
+def _of_15(record: dict) -> list[str]:
+    """Tokens per second are those on the open question. A speedup of random weights means nothing, and is left out."""
+    speed = {(row["method"], row["kernels"]): f"{row['tokens /s']:.1f}" for row in _rows(record, "open: up to")}
+    timed = _rows(record, f"{record['assumptions']['runs']} runs in turn with plain decoding")
+    best = max(timed, key=lambda row: row["speedup"])
+    return [speed["plain", "packed"], speed["generate", "loaded"],
+            "-" if record["assumptions"]["random_weights"] else f"{best['method']}: {best['speedup']:.2f}",
+            ", ".join(f"{row['draft']} {row['c measured']:.2f}" for row in _rows(record, "A step, "))]
+
+
+# demo: (what its table shows of a record, beside GPU, target and dtype; the function that reads it)
+SUMMARIES = {"14": ([*READINGS, *[f"{n} tokens over one" for n in COSTS]], _of_14),
+             "15": (["plain decoding, tokens/s", "transformers' `generate`, tokens/s", "best speedup", "c of drafts"],
+                    _of_15)}
+
+
+def _table(record: dict, beginning: str) -> dict:
+    """The table of a record whose title begins so."""
+    found, = [table for table in record["tables"] if table["title"].startswith(beginning)]
+    return found
+
+
+def _rows(record: dict, beginning: str) -> list[dict]:
+    """The rows of that table, as {column: cell}."""
+    found = _table(record, beginning)
+    return [dict(zip(found["columns"], row)) for row in found["rows"]]
+
+
 def refreshed(text: str) -> str:
     """README text with every generated block made anew."""
     def block(match):
@@ -61,8 +121,10 @@ def refreshed(text: str) -> str:
         shown = part(shown, beginning) if beginning else shown.strip("\n")
         return f"<!-- output: {match.group(1)} -->\n```\n{shown}\n```\n<!-- end -->"
     text = re.sub(r"<!-- output: (.*?) -->\n.*?<!-- end -->", block, text, flags=re.S)
-    return re.sub(r"<!-- demos -->\n.*?<!-- end -->", lambda m: f"<!-- demos -->\n{table_of_demos()}\n<!-- end -->", text,
-                  flags=re.S)
+    text = re.sub(r"<!-- records: (.*?) -->\n.*?<!-- end -->", lambda m: f"<!-- records: {m.group(1)} -->\n"
+                  f"{table_of_records(m.group(1))}\n<!-- end -->", text, flags=re.S)
+    return re.sub(r"<!-- demos -->\n.*?<!-- end -->", lambda m: f"<!-- demos -->\n{table_of_demos()}\n<!-- end -->",
+                  text, flags=re.S)
 
 
 def fingerprint(record: dict) -> str:

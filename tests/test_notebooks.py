@@ -1,5 +1,7 @@
 """Each notebook has the cells of its demo, reads without widgets, and executes."""
 
+import re
+
 import nbformat
 import pytest
 
@@ -38,10 +40,40 @@ def test_a_notebook_is_executed_and_reads_without_widgets(demo):
         assert "(children=" not in text and " object at 0x" not in text
 
 
+# Numbers in place of the defaults of demos that take minutes; all cells still run.
+QUICK = {15: {"prompts": 2, "samples": 20, "texts": 2, "new_tokens": 8, "copied": 8, "runs": 1, "repeats": 2, "kept": 28}}
+
+
+def with_numbers(notebook, numbers):
+    """The notebook, with these defaults of its Assumptions."""
+    cell, = [cell for cell in notebook.cells if "class Assumptions" in cell.source]
+    for name, value in numbers.items():
+        cell.source, n = re.subn(rf"^(    {name}: .*? = )\d+\b", rf"\g<1>{value}", cell.source, flags=re.M)
+        assert n == 1, f"{name} is no number among the Assumptions"
+    return notebook
+
+
+def test_only_the_numbers_named_change():
+    demo = demos()[15]
+    before, after = ([line for cell in made.cells for line in cell.source.splitlines()] for made in (
+        notebooks.build(demo), with_numbers(notebooks.build(demo), QUICK[15])))
+    numbers = {}
+    for a, b in zip(before, after, strict=True):
+        name = b.split(":")[0].strip()
+        assert a == b or name in QUICK[15]
+        if b.startswith("    ") and ": " in b and name in QUICK[15]:
+            numbers[name] = int(re.search(r" = (\d+)", b).group(1))
+    assert numbers == QUICK[15] and before != after
+    for wrong in ("kep", "target"):
+        with pytest.raises(AssertionError, match="is no number"):
+            with_numbers(notebooks.build(demo), {wrong: 1})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("demo", DEMOS, ids=NAMES)
 def test_a_notebook_executes(demo, monkeypatch):
-    notebook = notebooks.execute(notebooks.build(demo), demo.stem)
+    notebook = with_numbers(notebooks.build(demo), QUICK.get(int(demo.stem[:2]), {}))
+    notebook = notebooks.execute(notebook, demo.stem)
     text = "".join(output.get("text", "") for cell in notebook.cells if cell.cell_type == "code"
                    for output in cell.outputs)
     assert "Assumptions" in text

