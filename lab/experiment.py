@@ -159,11 +159,16 @@ def foretold(method: Method, t: StepCurve, c: Mapping[str, float], target, text,
         run = method(KnownText(text, target), text[:n_prompt], len(text) - n_prompt)[1].later()
         return [run.tau, float(np.mean([r.draft_s for r in run.rounds])) / t.step_s,
                 float(np.mean([t(r.drafted + 1) for r in run.rounds]))]
-    levels = [0 if parent < 0 else method.shape.depths[parent] for parent in {-1, *(p for p, _ in method.shape.nodes)}]
+    # Near the end of the text rounds are cut short: at each start, the tokens still missing but one are drafted at most.
+    left, depths = np.arange(len(ranks))[::-1], np.array(method.shape.depths, int)
+    opened = [0 if parent < 0 else depths[parent] for parent in {-1, *(p for p, _ in method.shape.nodes)}]  # by level
+    levels = np.cumsum([0, *t(np.bincount(opened))])
+    deep = np.minimum(left, max(method.shape.depth, 1))
     # Past the end of a text shorter than the draft, nothing is accepted.
-    ranks = np.append(ranks, np.full(max(0, method.shape.depth - len(ranks)), target.vocab_size))
-    return [1 + float(accept_lengths(ranks, method.shape).mean()), float(c[method.draft] * sum(t(np.bincount(levels)))),
-            float(t(len(method.shape) + 1))]
+    padded = np.append(ranks, np.full(max(0, method.shape.depth - len(ranks)), target.vocab_size))
+    return [1 + float(accept_lengths(padded, method.shape).mean()),
+            float(c[method.draft] * levels[np.minimum(deep, len(levels) - 1)].mean()),
+            float(np.mean([t(1 + (depths <= d).sum()) for d in deep]))]
 
 
 def distances(counts, p) -> tuple[np.ndarray, np.ndarray]:
