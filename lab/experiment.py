@@ -152,7 +152,7 @@ def foretold(method: Method, t: StepCurve, c: Mapping[str, float], target, text,
     """Of a later round of a method on a text: tau, and the steps of the target that drafting and verifying take.
 
     t: a StepCurve. c: of each draft model. ranks: (n,), where the text's new tokens stand in the draft model's list; tau
-    is then 1 plus the mean accept length over all starts. A lookup has no ranks: its rounds are counted on the known
+    is then 1 plus the mean accept length over all starts, rounds near the end of the text cut short. A lookup has no ranks: its rounds are counted on the known
     text, the first left out, and its own time there is read.
     """
     if method.shape is None:
@@ -164,9 +164,9 @@ def foretold(method: Method, t: StepCurve, c: Mapping[str, float], target, text,
     opened = [0 if parent < 0 else depths[parent] for parent in {-1, *(p for p, _ in method.shape.nodes)}]  # by level
     levels = np.cumsum([0, *t(np.bincount(opened))])
     deep = np.minimum(left, max(method.shape.depth, 1))
-    # Past the end of a text shorter than the draft, nothing is accepted.
-    padded = np.append(ranks, np.full(max(0, method.shape.depth - len(ranks)), target.vocab_size))
-    return [1 + float(accept_lengths(padded, method.shape).mean()),
+    padded = np.append(ranks, np.full(method.shape.depth, target.vocab_size))  # past the end nothing is accepted
+    accepted = np.minimum(accept_lengths(padded, method.shape)[:len(ranks)], left)
+    return [1 + float(accepted.mean()),
             float(c[method.draft] * levels[np.minimum(deep, len(levels) - 1)].mean()),
             float(np.mean([t(1 + (depths <= d).sum()) for d in deep]))]
 

@@ -303,7 +303,13 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
     logging.disable_progress_bar()
     try:
         if path.suffix == ".gguf":
-            model, tokenizer = _load_gguf(path, DTYPES[dtype])
+            try:
+                model, tokenizer = _load_gguf(path, DTYPES[dtype])
+            except BadInput:
+                raise
+            except Exception as error:  # the reader checks little, so a damaged file fails in any way
+                raise BadInput(f'"{path}" cannot be read: it is cut short, damaged, or of an architecture that '
+                               f"transformers does not load ({type(error).__name__})") from error
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)

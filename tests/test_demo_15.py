@@ -12,7 +12,8 @@ import decode_lab
 from lab.prompts import PROMPTS
 
 DEMO = Path(__file__).resolve().parent.parent / "lab" / "15_real_speculation.py"
-QUICK = ["--prompts", "2", "--samples", "20", "--texts", "2", "--new-tokens", "8", "--copied", "8", "--runs", "1", "--repeats", "2",
+QUICK = ["--prompts", "2", "--samples", "20", "--texts", "2", "--new-tokens", "8", "--copied", "8", "--runs", "1",
+         "--repeats", "2",
          "--context", "16", "--nodes", "4"]
 SMALL = [*QUICK, "--first", "2", "--kept", "3"]                 # of models of four layers
 LLAMA, LFM2 = "small-llama", "small-lfm2"
@@ -84,8 +85,8 @@ def observation(record, part):
 
 
 TITLES = ("A step, ", "alpha, sampling at 1", "Greedy acceptance by position of a chain",
-          "t(n), sending n tokens behind 16", "The best trees of up to 4 nodes", "1 runs in turn with plain decoding",
-          "Why: drafts per round", "Greedy texts against plain decoding's: 2 prompts", "First token of 20 runs",
+          "t(n), sending n tokens behind 16", "c over both readings, and the best trees of up to 4 nodes",
+          "1 runs in turn with plain decoding", "Why: drafts per round", "Greedy texts against plain decoding's: 2 prompts", "First token of 20 runs",
           "Chance alone: 20000", "repeat: up to 8 tokens", "open: up to 8 tokens")
 
 
@@ -113,9 +114,10 @@ def check(record, drafts, kept):
         told = speed["tau told"] / (why["draft told"] + why["verify told"])
         assert speed["told"] == pytest.approx(told) and 1 <= speed["tau told"] <= 17 and speed["tau"] >= 1
         assert speed["told over"] == pytest.approx(speed["told"] / speed["speedup"])
-        assert speed["off by"] in ("-", "tau", "drafting", "verifying")
-        assert (speed["off by"] == "-") == (0.8 <= speed["told over"] <= 1.2)
-        assert why["verdict"] == ("pays" if speed["speedup"] > 1 else "loses")
+        assert speed["off in"] in ("-", "tau", "drafting", "verifying")
+        assert (speed["off in"] == "-") == (0.8 <= speed["told over"] <= 1.2)
+        gain = speed["speedup"]
+        assert why["verdict"] == ("pays" if gain > 1.03 else "loses" if gain < 0.97 else "even")
         # With one run the pieces make up the whole.
         assert speed["speedup"] == pytest.approx(speed["tau"] / (why["draft"] + why["verify"]), rel=1e-6)
         assert speed["tau"] - 1 <= why["drafts"]
@@ -155,7 +157,7 @@ def test_a_small_llama(record):
     assert [row["differ"] for row in texts] == [0] * 8          # in float32 nothing is within rounding of another
     # Here drafts are right often enough that the tables say something.
     assert max(row["tau"] for row in speeds) > 2 and sum(row["from drafts"] for row in texts) > 4
-    shapes = {row["tree for"]: row["nodes by level"] for row in table(record, "The best trees")}
+    shapes = {row["draft"]: row["tree, nodes by level"] for row in table(record, "c over both readings")}
     assert list(shapes) == ["first 2", "3 kept", "int4-g32"]
     assert all(sum(map(int, shape.split())) <= 4 for shape in shapes.values())
     assert table(record, "repeat: up to")[-1]["method"] == "int4-g32 assists"
@@ -196,7 +198,8 @@ def test_a_draft_of_the_same_sizes_assists_and_texts_may_be_shorter_than_drafts(
     record = run(folders / LLAMA, "--draft", path, "--schemes", "int8", "int8", "--nodes", "12")
     assert table(record, "open: up to")[-1]["method"] == f"{path} assists"
     speeds = {row["method"]: row for row in table(record, "in turn with plain")}
-    assert speeds[f"{path}, chain"]["tau told"] == speeds[f"{path}, chain"]["tau"] + 1 == 9   # all is right, to the end
+    # All is right to the end: the one round drafts 7 of the 8 tokens; over all starts 7, 6, ... 0 would be.
+    assert (speeds[f"{path}, chain"]["tau told"], speeds[f"{path}, chain"]["tau"]) == (4.5, 8)
     assert all(row["told"] > 0 for row in speeds.values())
 
 
@@ -271,10 +274,10 @@ def test_random_weights_have_no_family():
         console.run_demo(DEMO, [*SMALL, "--random-weights", "pythia-71m"])
 
 
-def test_a_draft_with_another_tokenizer_is_refused_before_it_reads(folders):
+def test_a_draft_with_another_tokenizer_is_refused_before_it_reads(folders, capsys):
     with pytest.raises(console.BadInput, match="stranger and small-llama have different tokenizers") as error:
         run(folders / LLAMA, "--draft", folders / "stranger")
-    assert not console.record().get("tables") and "a draft must share the target's" in str(error.value)
+    assert "a draft must share the target's" in str(error.value) and "A step, " not in capsys.readouterr().out
 
 
 def test_a_hybrid_cannot_be_cut_to_its_convolutions(folders):

@@ -261,6 +261,8 @@ def test_a_tree_that_is_dropped_leaves_no_trace(model, decoder):
 
 def test_which_models_send_trees_as_paths(kind, decoder):
     assert decoder.supports_tree and decoder.tree_as_paths == (kind in AS_PATHS)
+    decoder.rollback(0)
+    decoder.extend([5, 6])
     full = [type(layer).__name__ for layer in decoder.cache.layers if hasattr(layer, "keys")
             and not hasattr(layer, "sliding_window")]
     assert set(full) == {"GrowingLayer"}
