@@ -551,6 +551,20 @@ def _check_draft(draft, depth, vocab_size, drafter):
 
 # -- drafters ----------------------------------------------------------------------------------------------
 
+def copied(tokens, at: int | None, gamma: int, boundary: Collection[int], source: str) -> Draft:
+    """A draft of what stands from place `at` of the sequence on, up to gamma tokens; None gives an empty one.
+
+    Where the sequence ends the copy goes on into the draft itself, as in LZ77. It ends with a token of `boundary`.
+    """
+    draft: list[int] = []
+    while at is not None and len(draft) < gamma:
+        draft.append(tokens[at] if at < len(tokens) else draft[at - len(tokens)])
+        if draft[-1] in boundary:
+            break
+        at += 1
+    return Draft(draft, [None] * len(draft), [source] * len(draft))
+
+
 class PromptLookup:
     """Copies what followed the latest earlier occurrence of the longest suffix (prompt lookup; LLMA, arXiv 2304.04487).
 
@@ -577,13 +591,7 @@ class PromptLookup:
         self._seen = max(self._seen, len(tokens) - 1)
         at = next((self._index[n][key] for n in self.sizes
                    if n < len(tokens) and (key := tuple(tokens[-n:])) in self._index[n]), None)
-        copied: list[int] = []
-        while at is not None and len(copied) < gamma:
-            copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
-            if copied[-1] in self.boundary:
-                break
-            at += 1
-        return Draft(copied, [None] * len(copied), [self.name] * len(copied))
+        return copied(tokens, at, gamma, self.boundary, self.name)
 
     def kept(self, tokens):
         """Nothing to do: the next proposal reads the sequence itself."""
@@ -616,14 +624,8 @@ class SuffixLookup:
 
     def propose(self, tokens, gamma, rng=None) -> Draft:
         self.kept(tokens)
-        copied: list[int] = []
         at = self._end[self._link[self._whole]] if self.matched >= self.min_match else None
-        while at is not None and len(copied) < gamma:
-            copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
-            if copied[-1] in self.boundary:
-                break
-            at += 1
-        return Draft(copied, [None] * len(copied), [self.name] * len(copied))
+        return copied(tokens, at, gamma, self.boundary, self.name)
 
     def kept(self, tokens):
         """Add to the automaton what the sequence grew by."""

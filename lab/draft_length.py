@@ -6,6 +6,7 @@ that the same call drafts the same tokens.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -14,7 +15,7 @@ from console import BadInput
 from decode_lab import Round, Run
 
 
-class DraftLength:
+class DraftLength(ABC):
     """A policy: `start` begins a run, `read` is told of each round once, in order, `choose` gives the next gamma."""
 
     _run: Run | None = None
@@ -30,7 +31,9 @@ class DraftLength:
 
     def start(self) -> None: ...
     def read(self, past: Round) -> None: ...
-    def choose(self) -> int: raise NotImplementedError
+
+    @abstractmethod
+    def choose(self) -> int: ...
 
 
 class CostAware(DraftLength):

@@ -48,3 +48,14 @@ def script():
                               env=environment, timeout=300, **options)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """PyTorch on one thread for a module of small models, which more threads only slow down."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

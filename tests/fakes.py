@@ -259,3 +259,18 @@ def exact(logits, sampler, prompt, n_new, eos=()):
 def same_distribution(a, b, tolerance=1e-9):
     """The largest difference of two {outcome: probability} tables is below `tolerance`."""
     return max(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in a.keys() | b.keys()) < tolerance
+
+
+class Counted(list):
+    """A list that counts the elements read of all such lists; a test sets `Counted.reads` to 0 first."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        Counted.reads += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self):
+        Counted.reads += len(self)
+        return super().__iter__()

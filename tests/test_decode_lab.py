@@ -13,7 +13,7 @@ from decode_lab import (ConfidentTreeDrafter, Draft, ModelDrafter, PromptLookup,
                         TreeDrafter, TreeShape, accept, accept_lengths, autoregressive_generate, best_tree,
                         draft_ranks, rank_table, residual, speculative_generate, tree_accept_lengths,
                         tree_generate, verify)
-from fakes import (FakeDecoder, ScriptedDrafter, chain, exact, from_text, one_hot, outcomes, random_decoder,
+from fakes import (Counted, FakeDecoder, ScriptedDrafter, chain, exact, from_text, one_hot, outcomes, random_decoder,
                    same_distribution, script, table_logits, tree)
 from lab.transformer import QCFG, Config, TransformerLM, init_params
 
@@ -959,21 +959,6 @@ def test_lookup_in_an_index_that_grows_equals_a_search(tokens, sizes, gamma, ste
     drafter.reset(None, None)
     for n in range(1, len(tokens) + 1, step):
         assert drafter.propose(tokens[:n], gamma).tokens == slow_lookup(tokens[:n], gamma, high, low)
-
-
-class Counted(list):
-    """A list that counts the elements read."""
-
-    reads = 0
-
-    def __getitem__(self, index):
-        found = super().__getitem__(index)
-        Counted.reads += len(found) if isinstance(index, slice) else 1
-        return found
-
-    def __iter__(self):
-        Counted.reads += len(self)
-        return super().__iter__()
 
 
 def test_lookup_does_little_work_on_a_long_prompt():

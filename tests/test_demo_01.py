@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import console
+from records import observation, table
 
 DEMO = Path(__file__).resolve().parent.parent / "lab" / "01_memory_ceiling.py"
 
@@ -17,17 +18,6 @@ def run(*flags):
 @pytest.fixture(scope="module")
 def record():
     return run()
-
-
-def table(record, part):
-    """The one table whose title contains `part`, as a list of {column: cell}."""
-    found, = [t for t in record["tables"] if part in t["title"]]
-    return [dict(zip(found["columns"], row)) for row in found["rows"]]
-
-
-def observation(record, part):
-    found, = [o for o in record["observations"] if part in o["text"]]
-    return found
 
 
 def test_all_observations_hold(record):

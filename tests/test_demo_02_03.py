@@ -14,6 +14,7 @@ from lab import toy
 from lab.quant import quantize_params
 from lab.transformer import softmax
 from llm_math import best_gamma
+from records import table
 
 LAB = Path(console.ROOT) / "lab"
 CACHE, DRAFTS = LAB / "02_kv_cache.py", LAB / "03_cheap_drafts.py"
@@ -30,12 +31,6 @@ def cache():
 @pytest.fixture(scope="module")
 def drafts():
     return console.run_demo(DRAFTS, SMALL_DRAFTS)
-
-
-def table(record, title):
-    """The table whose title starts so, as a list of {column: cell}."""
-    found, = (t for t in record["tables"] if t["title"].startswith(title))
-    return [dict(zip(found["columns"], row)) for row in found["rows"]]
 
 
 def told(record, measured=False):

@@ -12,6 +12,7 @@ from decode_lab import (ConfidentTreeDrafter, TreeDrafter, TreeShape, accept_len
 from hw_specs import H100
 from lab.transformer import QCFG, TransformerLM, config_like, init_params, truncate
 from llm_math import LLAMA31_8B, LLAMA32_1B, best_round, max_batch, verify_time
+from records import table
 
 HARDWARE, TREES = ROOT / "lab" / "05_spec_decode_on_hardware.py", ROOT / "lab" / "06_tree_verification.py"
 SMALL_05 = ("--sequences", "4", "--new-tokens", "8")
@@ -22,12 +23,6 @@ SMALL_06 = ("--prompts", "4", "--new-tokens", "16", "--compared", "1", "--sample
 def record(path, *flags):
     """The record of a demo; its output is captured by pytest."""
     return console.run_demo(path, flags)
-
-
-def table(found, words):
-    """The rows, as dicts, of the only table whose title contains `words`."""
-    (one,) = [t for t in found["tables"] if words in t["title"]]
-    return [dict(zip(one["columns"], row)) for row in one["rows"]]
 
 
 def claims(found):

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import console
 from lab import hf
+from records import table
 
 DEMO = Path(__file__).resolve().parent.parent / "lab" / "14_real_ceiling.py"
 TOKENIZER = DEMO.parent / "weights" / "tokenizer.json"
@@ -38,12 +39,6 @@ def record(folder):
 
 def run(folder, *flags):
     return console.run_demo(DEMO, [*QUICK, "--target", str(folder), *flags])
-
-
-def table(record, part):
-    """The one table whose title contains `part`, as a list of {column: cell}."""
-    found, = [t for t in record["tables"] if part in t["title"]]
-    return [dict(zip(found["columns"], row)) for row in found["rows"]]
 
 
 def test_the_bytes_from_the_configuration_are_those_counted(record):

@@ -10,21 +10,16 @@ torch = pytest.importorskip("torch")
 import console
 import decode_lab
 from lab.prompts import PROMPTS
+from records import observation, table
 
 DEMO = Path(__file__).resolve().parent.parent / "lab" / "15_real_speculation.py"
 QUICK = ["--prompts", "2", "--samples", "20", "--texts", "2", "--new-tokens", "8", "--copied", "8", "--runs", "1",
-         "--repeats", "2",
-         "--context", "16", "--nodes", "4"]
+         "--repeats", "2", "--context", "16", "--nodes", "4"]
 SMALL = [*QUICK, "--first", "2", "--kept", "3"]                 # of models of four layers
 LLAMA, LFM2 = "small-llama", "small-lfm2"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tokenizer(texts):
@@ -73,21 +68,10 @@ def record(folders):
     return run(folders / LLAMA)
 
 
-def table(record, part):
-    """The one table whose title contains `part`, as a list of {column: cell}."""
-    found, = [t for t in record["tables"] if part in t["title"]]
-    return [dict(zip(found["columns"], row)) for row in found["rows"]]
-
-
-def observation(record, part):
-    found, = [o for o in record["observations"] if part in o["text"]]
-    return found
-
-
 TITLES = ("A step, ", "alpha, sampling at 1", "Greedy acceptance by position of a chain",
           "t(n), sending n tokens behind 16", "c over both readings, and the best trees of up to 4 nodes",
-          "1 runs in turn with plain decoding", "Why: drafts per round", "Greedy texts against plain decoding's: 2 prompts", "First token of 20 runs",
-          "Chance alone: 20000", "repeat: up to 8 tokens", "open: up to 8 tokens")
+          "1 runs in turn with plain decoding", "Why: drafts per round",
+          "Greedy texts against plain decoding's: 2 prompts", "First token of 20 runs", "Chance alone: 20000", "repeat: up to 8 tokens", "open: up to 8 tokens")
 
 
 def check(record, drafts, kept):

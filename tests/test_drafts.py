@@ -27,12 +27,7 @@ CLASSES = {"llama": (LlamaForCausalLM, lambda: LlamaConfig(**GQA)),
 SUBSETS = [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 2, 4)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(kind: str):

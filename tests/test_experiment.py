@@ -16,12 +16,7 @@ from lab.experiment import Method
 V = 32
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(seed=0, layers=3, vocab_size=V):

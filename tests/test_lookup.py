@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from console import BadInput
 from decode_lab import Sampler, SuffixLookup, autoregressive_generate, speculative_generate
-from fakes import exact, outcomes, random_decoder, same_distribution, script, table_logits
+from fakes import Counted, exact, outcomes, random_decoder, same_distribution, script, table_logits
 
 V = 16
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -115,17 +115,9 @@ def test_a_long_match_is_found_whole():
 
 def test_the_automaton_grows_by_at_most_two_states_a_token_and_reads_each_once():
     """Work, not time: 50,000 tokens, and later proposals that read what is new (Blumer et al.: 2 n - 1 states)."""
-
-    class Counted(list):
-        reads = 0
-
-        def __getitem__(self, index):
-            found = super().__getitem__(index)
-            Counted.reads += len(found) if isinstance(index, slice) else 1
-            return found
-
     for tokens in (np.random.default_rng(0).integers(300, size=50_000).tolist(), [1, 2] * 2_000):
         tokens, drafter = Counted(tokens), SuffixLookup()
+        Counted.reads = 0
         drafter.propose(tokens, 5)
         assert Counted.reads <= len(tokens) + 5
         assert len(tokens) < len(drafter._next) < 2 * len(tokens)
