@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import torch
 
 from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, fmt_time, observe, print_table,
                      progress, record_samples)
 from decode_lab import (ModelDrafter, PromptLookup, Run, Sampler, SuffixLookup, TreeDrafter, TreeShape, accept_lengths,
                         best_tree, check_vocabulary, draft_ranks, rank_table)
-from lab import drafts, hf, rivals
+from lab import drafts, hf
 from lab.draft_length import CostAware
-from lab.experiment import (Method, StepCurve, distances, foretold, generate_method, in_turn, llama_method, read_along,
-                            speedup, step_seconds)
+from lab.experiment import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
+                            usual_methods)
 from lab.prompts import PROMPTS, every
 from lab.quant import parse_scheme
 from lab.replay import Remembered, SamePrompt
@@ -210,45 +209,35 @@ print_table(["n", "ms", "over one"], [[n, 1e3 * s, t(n)] for n, s in t.seconds.i
 print_table(["draft", "c", "tree, nodes by level"], [
     [name, c[name], " ".join(map(str, np.bincount(shapes[name, "tree"].depths)[1:])) or "-"] for name in models],
     measured=["c"], title=f"c over both readings, and the best trees of up to {A.nodes} nodes", formats={"c": ".2f"})
-rows, why = [], []
+found = {}
 for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[kind].items()):
-    runs = [each.run.later() for each in made[kind][name]]
     told = foretold(method, t, c, target, texts[kind][0], len(prompts[kind][0]),
                     method.draft and ranks[method.draft, kind][0])
-    step = median(each.run.per_token for each in made[kind]["plain"])
-    spent = [median(np.mean([getattr(r, what) for r in each.rounds]) for each in runs) / step for what in ("draft_s",
-                                                                                                   "verify_s")]
-    gain, expected = speedup(made[kind]["plain"], made[kind][name]), told[0] / sum(told[1:])
-    off = {"tau": told[0] / runs[0].tau, "drafting": sum(spent) / (told[1] + spent[1]),
-           "verifying": sum(spent) / (spent[0] + told[2])}
-    worst = max(off, key=lambda term: abs(np.log(off[term])))
-    label = name if name in modelled else f"{name}, {kind}"
-    rows.append([label, told[0], runs[0].tau, expected, gain, expected / gain,
-                 "-" if abs(expected / gain - 1) <= 0.2 else worst])
-    why.append([label, runs[0].drafted / len(runs[0].rounds), runs[0].alpha if runs[0].drafted else None,
-                told[1], spent[0], told[2], spent[1], "pays" if gain > 1.03 else "loses" if gain < 0.97 else "even"])
+    found[name if name in modelled else f"{name}, {kind}"] = explain(told, made[kind]["plain"], made[kind][name])
     record_samples(f"seconds per token, plain and {name}, {kind}", [
         [a.run.per_token, b.run.per_token] for a, b in zip(made[kind]["plain"], made[kind][name])])
 timed = ["told", "speedup", "told over", "off in"]
-print_table(["method", "tau told", "tau", *timed], rows, measured=timed,
-            title=f"{A.runs} runs in turn with plain decoding, up to {A.new_tokens} tokens, after the first round; models "
-                  f"draft on {A.text}{means_nothing}",
-            formats=dict.fromkeys(["tau told", "tau", *timed[:-1]], ".2f"))
+print_table(["method", "tau told", "tau", *timed], [
+    [name, x.tau_told, x.tau, x.told, x.speedup, x.told / x.speedup, x.off_in] for name, x in found.items()],
+    title=f"{A.runs} runs in turn with plain decoding, up to {A.new_tokens} tokens, after the first round; models draft "
+          f"on {A.text}{means_nothing}", measured=timed, formats=dict.fromkeys(["tau told", "tau", *timed[:-1]], ".2f"))
 timed = ["draft told", "draft", "verify told", "verify", "verdict"]
-print_table(["method", "drafts", "alpha", *timed], why, measured=timed, formats={"drafts": ".1f"} | dict.fromkeys(
-    ["alpha", *timed[:4]], ".2f"), title="Why: drafts per round, and what it takes, in steps of the target" + means_nothing)
-near, best = sum(abs(row[5] - 1) <= 0.2 for row in rows), max(rows, key=lambda row: row[4])
-by_model = {row[0]: row for row in rows if row[0] in modelled}
-observe("Of {n} speedups {k} are told within 20%, at least eight of ten; of the {m} by models, {j}.", n=len(rows), k=near,
-        m=len(by_model), j=sum(abs(row[5] - 1) <= 0.2 for row in by_model.values()), measured=True,
-        holds=near >= 0.8 * len(rows))
+print_table(["method", "drafts", "alpha", *timed], [
+    [name, x.drafts, x.alpha, x.draft_told, x.draft, x.verify_told, x.verify, x.verdict] for name, x in found.items()],
+    title="Why: drafts per round, and what it takes, in steps of the target" + means_nothing, measured=timed,
+    formats={"drafts": ".1f"} | dict.fromkeys(["alpha", *timed[:4]], ".2f"))
+near, best = [name for name, x in found.items() if x.off_in == "-"], max(found, key=lambda name: found[name].speedup)
+observe("Of {n} speedups {k} are told within 20%, at least eight of ten; of the {m} by models, {j}.", n=len(found),
+        k=len(near), m=len(modelled), j=len({*near} & {*modelled}), measured=True, holds=len(near) >= 0.8 * len(found))
 observe("The best is {name}, {x:.2f} times plain decoding: copying costs nothing. The draft models' steps take from "
-        "{y:.2f} of the target's, and the best of them gains {z:.2f} times.", name=best[0], x=best[4], y=min(c.values()),
-        z=max(row[4] for row in by_model.values()), measured=True, holds=best[0] not in by_model and best[4] > 1)
-wider = {name: [by_model[f"{name}, tree"][i] - by_model[f"{name}, chain"][i] for i in (1, 2)] for name in models}
-most = max(wider, key=wider.get)
+        "{y:.2f} of the target's, and the best of them gains {z:.2f} times.", name=best, x=found[best].speedup,
+        y=min(c.values()), z=max(found[name].speedup for name in modelled), measured=True,
+        holds=best not in modelled and found[best].speedup > 1)
+pairs = {name: (found[f"{name}, tree"], found[f"{name}, chain"]) for name in models}
+most = max(pairs, key=lambda name: pairs[name][0].tau_told - pairs[name][1].tau_told)
+tree, row = pairs[most]
 observe("Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
-        n=A.nodes, x=wider[most][0], y=wider[most][1], name=most, holds=wider[most][0] > 0)
+        n=A.nodes, x=tree.tau_told - row.tau_told, y=tree.tau - row.tau, name=most, holds=tree.tau_told > row.tau_told)
 
 # %% [markdown]
 # ## 3. Is it the same text?
@@ -330,41 +319,42 @@ observe("No method is further from the target's distribution than chance explain
 # %%
 # transformers takes other numbers of output rows, however padded, for other tokenizers.
 assistant = A.draft if A.draft and models[A.draft].vocab_size == target.vocab_size else A.schemes[-1]
-contenders = {("plain", "packed"): plain, **{(name, "packed"): method for name, method in lookups.items()}}
-for products in ("loaded", "packed"):
-    contenders |= {(f"generate{how}", products): generate_method(products == "loaded", prompt_lookup=n)
-                   for how, n in (("", 0), (" lookup 5", 5), (" lookup 10", 10))}
-contenders[f"{assistant} assists", "packed"] = generate_method(assistant=models[assistant])
-if rivals.has_llama_cpp() and not target.random and target.device.type == "cpu" and (file := hf.gguf_file(A.target)):
-    contenders |= {(f"llama.cpp{how}", "its own"): llama_method(file, prompt_lookup=n, threads=torch.get_num_threads())
-                   for how, n in (("", 0), (" lookup 10", 10), (" lookup 20", 20))}
+file = None if target.random or target.device.type != "cpu" else hf.gguf_file(A.target)
+contenders = {("plain", "packed"): plain, **{(name, "packed"): method for name, method in lookups.items()},
+              **usual_methods(models[assistant], assistant, file)}
 for method in contenders.values():                    # a warm-up
     method(target, prompt, 2, eos=target.eos)
-gain, timed = {}, ["TTFT, ms", "TPOT, ms", "tokens /s", "over plain", "peak, MB"]
+gain, same, timed = {}, {}, ["TTFT, ms", "TPOT, ms", "tokens /s", "over plain", "peak, MB"]
 for kind in ("repeat", "open"):
     n_new = A.copied if kind == "repeat" else A.new_tokens
     rows, turns = [], in_turn(contenders, target, ids_of(PROMPTS[kind][0]), n_new, A.runs, f"in turn: {kind}")
     for (name, products), each in turns.items():
-        wanted = turns[("llama.cpp", "its own") if products == "its own" else ("plain", "packed")][0].tokens
-        d = None if np.array_equal(wanted, each[0].tokens) else hf.explain_divergence(target, wanted, each[0].tokens)
         gain[kind, name, products] = speedup(turns["plain", "packed"], each)
-        tpot = median(m.run.per_token for m in each)
+        if products == "its own":
+            equal = all(np.array_equal(turns["llama.cpp", products][0].tokens, m.tokens) for m in each)
+            text = "yes" if equal else "no"
+        else:
+            differ = [d for m in each if (d := hf.explain_divergence(target, turns["plain", "packed"][0].tokens, m.tokens))]
+            text = "yes" if not differ else "near" if all(d.explained for d in differ) else "NO"
+        same[kind, name, products], tpot = text, median(m.run.per_token for m in each)
         rows.append([name, products, 1e3 * median(m.run.ttft for m in each), 1e3 * tpot, 1 / tpot,
-                     gain[kind, name, products], each[0].run.tau, "yes" if d is None else "near" if d.explained else "NO",
+                     gain[kind, name, products], each[0].run.tau, text,
                      None if each[0].peak is None else max(m.peak for m in each) / 1e6])
         record_samples(f"seconds per token, {kind}, {name}, {products}", [m.run.per_token for m in each])
     print_table(["method", "kernels", *timed[:-1], "tokens/ forward", "same text", timed[-1]], rows, measured=timed,
                 title=f"{kind}: up to {n_new} tokens, {A.runs} runs of each in turn, medians{means_nothing}",
                 formats=dict.fromkeys(timed, ".0f") | {"TPOT, ms": ".1f"} | dict.fromkeys(["over plain", "tokens/ forward"],
                                                                                      ".2f"))
+observe("Of the {n} methods and texts {k} write what plain decoding writes, {m} more but for rounding.", n=len(same),
+        k=[*same.values()].count("yes"), m=[*same.values()].count("near"), holds="NO" not in same.values())
 ours = [gain["repeat", name, "packed"] for name in lookups]
-loaded, same = (max(gain["repeat", f"generate lookup {n}", products] for n in (5, 10)) for products in ("loaded", "packed"))
+loaded, packed = (max(gain["repeat", f"generate lookup {n}", products] for n in (5, 10)) for products in ("loaded", "packed"))
 observe("On the repeated text our lookup writes {x:.2f} times the tokens per second of transformers' better lookup as "
         "loaded, at least 1.3 times, and the suffix automaton {y:.2f} times. With the same products it is {v:.2f} and "
-        "{w:.2f} times.", x=ours[0] / loaded, y=ours[1] / loaded, v=ours[0] / same, w=ours[1] / same, measured=True,
+        "{w:.2f} times.", x=ours[0] / loaded, y=ours[1] / loaded, v=ours[0] / packed, w=ours[1] / packed, measured=True,
         holds=ours[0] >= 1.3 * loaded)
-loaded, same = (max(gain[kind, "generate", products] for kind in ("repeat", "open")) for products in ("loaded", "packed"))
+loaded, packed = (max(gain[kind, "generate", products] for kind in ("repeat", "open")) for products in ("loaded", "packed"))
 observe("On the better of both texts transformers' plain `generate` reaches {x:.2f} of our plain decoding's speed as "
-        "loaded, at most 1, and {y:.2f} with the same products.", x=loaded, y=same, measured=True, holds=loaded <= 1)
+        "loaded, at most 1, and {y:.2f} with the same products.", x=loaded, y=packed, measured=True, holds=loaded <= 1)
 observe("On the open question our lookup keeps {x:.2f} of plain decoding's speed: at least 0.97.",
         x=gain["open", "lookup", "packed"], measured=True, holds=gain["open", "lookup", "packed"] >= 0.97)

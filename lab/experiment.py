@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from console import progress
 from decode_lab import (Decoder, Drafter, Run, TreeShape, accept_lengths, autoregressive_generate, fit_row,
@@ -169,6 +170,67 @@ def foretold(method: Method, t: StepCurve, c: Mapping[str, float], target, text,
     return [1 + float(accepted.mean()),
             float(c[method.draft] * levels[np.minimum(deep, len(levels) - 1)].mean()),
             float(np.mean([t(1 + (depths <= d).sum()) for d in deep]))]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A speedup measured after the first round, beside what the pieces tell. Times of a round are in steps of the target.
+
+    tau_told, draft_told, verify_told: as `foretold` gives them; tau, draft, verify: measured. drafts: drafted per round.
+    alpha: None where nothing was drafted.
+    """
+
+    tau_told: float
+    draft_told: float
+    verify_told: float
+    tau: float
+    draft: float
+    verify: float
+    speedup: float
+    drafts: float
+    alpha: float | None
+
+    @property
+    def told(self) -> float:
+        """The speedup that the pieces tell: tokens of a round over its steps."""
+        return self.tau_told / (self.draft_told + self.verify_told)
+
+    @property
+    def off_in(self) -> str:
+        """The piece that is furthest off, where the speedup told is by more than 20%; else "-"."""
+        if abs(self.told / self.speedup - 1) <= 0.2:
+            return "-"
+        whole = self.draft + self.verify
+        off = {"tau": self.tau_told / self.tau, "drafting": whole / (self.draft_told + self.verify),
+               "verifying": whole / (self.draft + self.verify_told)}
+        return max(off, key=lambda piece: abs(np.log(off[piece])))
+
+    @property
+    def verdict(self) -> str:
+        """Whether it pays; within 3% of plain decoding, neither."""
+        return "pays" if self.speedup > 1.03 else "loses" if self.speedup < 0.97 else "even"
+
+
+def explain(told: Sequence[float], base: Sequence[Made], made: Sequence[Made]) -> Explained:
+    """What was `foretold` of a method beside its runs, and those of plain decoding (`base`) in the same turns."""
+    runs, step = [m.run.later() for m in made], median(m.run.per_token for m in base)
+    draft, verify = (median(np.mean([getattr(r, what) for r in run.rounds]) for run in runs) / step
+                     for what in ("draft_s", "verify_s"))
+    run = runs[0]                                    # counts are the same in all
+    return Explained(*told, run.tau, draft, verify, speedup(base, made), run.drafted / len(run.rounds),
+                     run.alpha if run.drafted else None)
+
+
+def usual_methods(assistant, name: str, gguf=None) -> dict[tuple[str, str], Callable]:
+    """{(name, kernels): method} of what one would use instead: transformers' `generate`, plain, with its prompt lookup,
+    and with a model, called by `name`, that assists; where llama-cpp-python is installed, llama.cpp on a GGUF file."""
+    found = {(f"generate{how}", kernels): generate_method(kernels == "loaded", prompt_lookup=n)
+             for kernels in ("loaded", "packed") for how, n in (("", 0), (" lookup 5", 5), (" lookup 10", 10))}
+    found[f"{name} assists", "packed"] = generate_method(assistant=assistant)
+    if gguf and rivals.has_llama_cpp():
+        found |= {(f"llama.cpp{how}", "its own"): llama_method(gguf, prompt_lookup=n, threads=torch.get_num_threads())
+                  for how, n in (("", 0), (" lookup 10", 10), (" lookup 20", 20))}
+    return found
 
 
 def distances(counts, p) -> tuple[np.ndarray, np.ndarray]:

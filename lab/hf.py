@@ -256,6 +256,12 @@ def _locate(name: str | None) -> tuple[str, Path]:
     return hub_id.split("/")[1], folder
 
 
+def gguf_file(name: str | None = None) -> Path | None:
+    """The GGUF file from which `load` takes this model; None where it is in another form. BadInput as for `load`."""
+    path = _locate(name)[1]
+    return path if path.suffix.lower() == ".gguf" else None
+
+
 def checked_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import decode_lab as lab
 from decode_lab import TreeShape
-from lab import drafts, experiment, hf
+from lab import drafts, experiment, hf, rivals
 from lab.draft_length import CostAware
 from lab.experiment import Method
 
@@ -280,3 +280,30 @@ def test_distances_by_hand():
     np.testing.assert_allclose(tv, [0, 0.3, 0.8])
     np.testing.assert_allclose(chi, [0, 9 / 5 + 1 / 3 + 2, 5 + 3 + 32])
     assert experiment.distances(np.array([8, 2, 0]), p)[0] == pytest.approx(0.3)
+
+
+def test_what_one_would_use_instead(target, models, monkeypatch):
+    """llama.cpp's rows are there where its package and a GGUF file are, and are called as the others are."""
+    made = rivals.Rival(np.arange(3), lab.Run(), 0.0)
+    monkeypatch.setattr(rivals, "llama_cpp", lambda path, **how: lambda prompt, n, eos: made)
+    for installed, file, more in ((False, "x.gguf", 0), (True, None, 0), (True, "x.gguf", 3)):
+        monkeypatch.setattr(rivals, "has_llama_cpp", lambda: installed)
+        methods = experiment.usual_methods(models["small"], "small", file)
+        assert len(methods) == 7 + more and list(methods)[6] == ("small assists", "packed")
+    assert methods["llama.cpp lookup 20", "its own"](target, [1], 2) == (made.tokens, made.run)
+    text = lab.autoregressive_generate(target, prompt(), 6)[0].tolist()
+    for (name, kernels), method in methods.items():
+        if kernels != "its own":
+            assert method(target, prompt(), 6)[0].tolist() == text, name
+
+
+def test_what_a_speedup_is_explained_by():
+    told = dict(tau_told=2.0, draft_told=0.5, verify_told=1.0, tau=2.0, draft=0.5, verify=1.0, drafts=3, alpha=0.5)
+    right = experiment.Explained(**told, speedup=4 / 3)
+    assert right.told == pytest.approx(4 / 3) and right.off_in == "-" and right.verdict == "pays"
+    for piece, what, value in (("tau", "tau", 1.2), ("drafting", "draft", 1.5), ("verifying", "verify", 2.0)):
+        off = {**told, what: value}
+        off = experiment.Explained(**off, speedup=off["tau"] / (off["draft"] + off["verify"]))
+        assert off.off_in == piece and off.told == right.told
+    assert [experiment.Explained(**told, speedup=s).verdict for s in (0.96, 0.98, 1.02, 1.04)] == [
+        "loses", "even", "even", "pays"]

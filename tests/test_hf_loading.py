@@ -294,3 +294,12 @@ def test_a_model_that_reads_images_too_decodes_text(tmp_path):
         direct = decoder.model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0]
     assert decoder.vocab_size == 97 and decoder.shape().n_layers == 2
     np.testing.assert_allclose(decoder.extend(ids), direct, atol=2e-5)
+
+
+def test_the_gguf_file_of_a_model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert hf.gguf_file(str(tmp_path)) is None
+    (tmp_path / "packed.gguf").write_bytes(b"")
+    assert hf.gguf_file(str(tmp_path / "packed.gguf")) == tmp_path / "packed.gguf"
+    with pytest.raises(BadInput, match="no GGUF file"):
+        hf.gguf_file(str(tmp_path / "other.gguf"))
