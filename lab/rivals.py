@@ -19,9 +19,10 @@ from time import perf_counter
 from unittest import mock
 
 import numpy as np
+from transformers.generation import CandidateGenerator
 
 from console import BadInput
-from decode_lab import Round, Run, check_vocabulary, checked_ids
+from decode_lab import Draft, Drafter, Round, Run, Sampler, check_vocabulary, checked_ids
 
 LLAMA_PACKAGE = "llama-cpp-python"
 
@@ -57,8 +58,9 @@ class Rival:
 
 
 def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=None, early_exit: int = 0,
-             eos: Collection[int] = (), max_ngram: int | None = None, num_assistant_tokens: int | None = None,
-             schedule: str | None = None, confidence: float | None = None) -> Rival:
+             drafter: Drafter | None = None, gamma: int = 10, eos: Collection[int] = (), max_ngram: int | None = None,
+             num_assistant_tokens: int | None = None, schedule: str | None = None,
+             confidence: float | None = None) -> Rival:
     """transformers' `generate` on an HFDecoder's model: greedy, batch 1, its own cache, as a user would call it.
 
     prompt: ids (n,), at least one. n_new: tokens wanted, at least one; fewer where the context ends. eos: ids that end
@@ -66,20 +68,23 @@ def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=N
     with suffixes of up to max_ngram tokens). assistant: the HFDecoder of another model with the same tokenizer.
     early_exit: the target's first layers draft, recomputing their keys and values (`assistant_early_exit`). For the
     latter two: num_assistant_tokens, schedule ("constant", "heuristic", "heuristic_transient") and confidence, the
-    draft's probability below which it stops. None leaves each to transformers' default. The model's own generation
-    defaults (sampling, penalties) do not apply. The decoder's cache is left as it is, its `hidden` is not.
+    draft's probability below which it stops. None leaves each to transformers' default. drafter: one of ours, of chains
+    of up to gamma tokens, in place of transformers' own (`DraftCandidates`); the rounds then tell its sources.
+    The model's own generation defaults (sampling, penalties) do not apply. The decoder's cache is left as it is, its
+    `hidden` is not.
     BadInput before the first forward for what cannot work.
     """
     from transformers import GenerationConfig
     model = decoder.model
     ids, budget = _checked(decoder, prompt, n_new)
     n_layers = decoder.config.num_hidden_layers
-    _check_draft(decoder, prompt_lookup, assistant, early_exit, n_layers)
+    _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, n_layers)
     drafting = {"num_assistant_tokens": num_assistant_tokens, "num_assistant_tokens_schedule": schedule,
                 "assistant_confidence_threshold": confidence}
     own = GenerationConfig(**drafting)            # of the model that drafts; it also replaces the checkpoint's defaults
     how = GenerationConfig(max_new_tokens=budget, do_sample=False, eos_token_id=sorted(map(int, eos)) or None,
-                           prompt_lookup_num_tokens=prompt_lookup or None, max_matching_ngram_size=max_ngram,
+                           prompt_lookup_num_tokens=gamma if drafter else prompt_lookup or None,
+                           max_matching_ngram_size=max_ngram,
                            assistant_early_exit=early_exit or None)
     sent: list[tuple[float, object]] = []         # when a forward of the target began, and its ids on the device
     got: list[tuple[float, list[int]]] = []       # when new tokens reached the host, and the tokens
@@ -94,6 +99,11 @@ def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=N
 
     import torch
     with ExitStack() as stack:
+        if drafter is not None:
+            # generate takes no CandidateGenerator from outside: a prompt lookup was asked for, and is replaced.
+            drafter.reset(decoder, Sampler())
+            candidates = DraftCandidates(drafter, gamma, len(ids) + budget, eos)
+            stack.enter_context(mock.patch.object(model, "_get_candidate_generator", lambda **_: candidates))
         for each in {model, assistant.model if assistant else model}:
             stack.enter_context(mock.patch.object(each, "generation_config", own))
         stack.enter_context(_quiet())
@@ -109,7 +119,44 @@ def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=N
         tokens = output[0].cpu().numpy()
         seconds = perf_counter() - started
     sent = [(at, row[0].tolist()[len(ids) if i == 0 else 1:]) for i, (at, row) in enumerate(sent)]
-    return Rival(tokens, _as_run(started, sent, got, eos, "budget" if budget == n_new else "context"), seconds)
+    run = _as_run(started, sent, got, eos, "budget" if budget == n_new else "context")
+    for past, sources in zip(run.rounds, candidates.sources if drafter is not None else []):
+        past.sources = sources[:past.tested]
+    return Rival(tokens, run, seconds)
+
+
+class DraftCandidates(CandidateGenerator):
+    """A Drafter of chains, where the assisted loop of transformers' `generate` asks for candidates.
+
+    drafter: already reset for the target. gamma: longest draft. max_length: tokens of prompt and output. eos: ids that
+    end the text. sources: of each draft, the sources of its tokens. BadInput for a draft that is a tree.
+    """
+
+    def __init__(self, drafter: Drafter, gamma: int, max_length: int, eos: Collection[int] = ()):
+        self.drafter, self.gamma, self.max_length, self.eos = drafter, gamma, max_length, frozenset(map(int, eos))
+        self.sources: list[tuple[str, ...]] = []
+        self._tokens, self._rng = [], np.random.default_rng(0)
+
+    def get_candidates(self, input_ids, **kwargs):
+        """Ids (1, n) on the device -> (ids and draft (1, n + k), None: there are no logits of the draft)."""
+        self._read(input_ids)
+        depth = min(self.gamma, self.max_length - len(self._tokens) - 1)
+        draft = self.drafter.propose(self._tokens, depth, self._rng) if depth > 0 else Draft()
+        if draft.parents is not None:
+            raise BadInput(f"{self.drafter.name} drafts trees, which transformers cannot verify: chains would do.")
+        # The EOS itself is left to the target: the loop of older versions goes on behind an accepted one.
+        n = next((i for i, token in enumerate(draft.tokens) if token in self.eos), len(draft.tokens))
+        self.sources.append(tuple(draft.sources[:n]))
+        import torch
+        return torch.cat([input_ids, input_ids.new_tensor(draft.tokens[:n]).view(1, n)], dim=1), None
+
+    def update_candidate_strategy(self, input_ids, scores, num_matches):
+        """After a round: the sequence as it is now."""
+        self._read(input_ids)
+        self.drafter.kept(self._tokens)
+
+    def _read(self, input_ids):
+        self._tokens += input_ids[0, len(self._tokens):].tolist()
 
 
 def _checked(decoder, prompt, n_new):
@@ -122,9 +169,17 @@ def _checked(decoder, prompt, n_new):
     return ids, int(n_new if limit is None else min(n_new, limit - len(ids)))
 
 
-def _check_draft(decoder, prompt_lookup, assistant, early_exit, n_layers):
-    if (prompt_lookup != 0) + (assistant is not None) + (early_exit != 0) > 1:
-        raise BadInput("prompt_lookup, assistant and early_exit are ways of drafting: one of them would be right.")
+def _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, n_layers):
+    if (prompt_lookup != 0) + (assistant is not None) + (early_exit != 0) + (drafter is not None) > 1:
+        raise BadInput("prompt_lookup, assistant, early_exit and drafter are ways of drafting: one of them would be "
+                       "right.")
+    if drafter is not None:
+        from lab.drafts import LayerDraft
+        if gamma < 1:
+            raise BadInput(f"gamma = {gamma} is impossible: drafts of 1 token or more would be right.")
+        if isinstance(getattr(drafter, "model", None), LayerDraft):
+            raise BadInput(f"{drafter.name} drafts on the target's own cache, which generate does not fill: early_exit "
+                           "would do, or a drafter with a cache of its own.")
     if prompt_lookup < 0:
         raise BadInput(f"prompt_lookup = {prompt_lookup} is impossible: 0 (off) or more would be right.")
     if early_exit and not 1 <= early_exit < n_layers:

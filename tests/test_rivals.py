@@ -9,7 +9,10 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 import decode_lab as lab
 from console import BadInput
+from fakes import ScriptedDrafter
 from lab import hf, rivals
+from lab.drafts import LayerDraft
+from lab.tiers import NgramDrafter
 
 V = 97
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48,
@@ -71,12 +74,13 @@ def test_times_are_those_of_the_forwards(decoder, monkeypatch):
     assert [r.verify_s >= 0.05 for r in rival.run.rounds] == [True] * 4 and rival.run.seconds <= rival.seconds
 
 
-WAYS = ["lookup", "assistant", "early exit"]
+WAYS = ["lookup", "assistant", "early exit", "drafter"]
 
 
 def draft(way, other, n=5):
     return {"lookup": dict(prompt_lookup=n), "early exit": dict(early_exit=2, num_assistant_tokens=n),
-            "assistant": dict(assistant=other, num_assistant_tokens=n)}[way]
+            "assistant": dict(assistant=other, num_assistant_tokens=n),
+            "drafter": dict(drafter=lab.PromptLookup(), gamma=n)}[way]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +128,51 @@ def test_only_forwards_of_the_target_count(copier, twin):
     assert seen["target"] == rival.forwards + rival.run.drafted        # each drafted token was a forward of two layers
     for hook in hooks:
         hook.remove()
+
+
+class Successors:
+    """A table of order n that says t + 1 after t, but after one token; for a lab.tiers.NgramDrafter."""
+
+    path, tokenizer, vocab_size = "successors", None, V
+
+    def __init__(self, order, silent):
+        self.order, self.silent = order, silent
+
+    def best(self, context):
+        full = len(context) == self.order - 1 and context[-1] != self.silent
+        return (context[-1] + 1, 9, 9) if full else None
+
+
+DRAFTERS = {"lookup": lambda twin: lab.PromptLookup(), "suffixes": lambda twin: lab.SuffixLookup(min_match=2),
+            "tiers": lambda twin: NgramDrafter([Successors(3, 5), Successors(2, 90)]),
+            "tables, whatever they bring": lambda twin: NgramDrafter([Successors(2, 6)], None, price=0),
+            "a model": lambda twin: lab.ModelDrafter(twin)}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_makes_the_rounds_it_makes_in_our_loop(copier, decoder, twin, name):
+    """On a model whose text repeats and on one whose text does not, to the budget and to the end of the context."""
+    for target in (copier, decoder):
+        for prompt, n_new, gamma in (([3, 4] * 9, 1, 4), ([3, 4] * 9, 2, 4), ([3, 4, 5, 6, 7, 8, 9, 3, 4], 30, 4),
+                                     ([4, 5] * 45, 30, 2)):
+            ours, run = lab.speculative_generate(target, DRAFTERS[name](twin), prompt, n_new, gamma)
+            rival = rivals.generate(target, prompt, n_new, drafter=DRAFTERS[name](twin), gamma=gamma)
+            assert rival.tokens.tolist() == ours.tolist() and rival.run.stop == run.stop
+            made = [[(r.drafted, r.tested, r.accepted, r.sources) for r in each.rounds] for each in (run, rival.run)]
+            assert made[0] == made[1]
+        assert run.stop == "context" and rival.run.drafted and sum(t for t, _ in rival.run.by_source.values()) > 0
+    assert "_get_candidate_generator" not in vars(copier.model), "the model is left as it was"
+
+
+def test_an_eos_that_is_drafted_is_left_to_the_target(copier):
+    """It ends the draft, right or wrong, and the text where it is right; the rest is as in our loop."""
+    for eos, wrong in ((7, False), (40, True)):
+        plan = [4, 5, 6, 40 if wrong else 7, 8, 9]
+        ours, run = lab.speculative_generate(copier, ScriptedDrafter(lambda t, g: plan[:g]), [3], 6, 5, eos=(eos,))
+        rival = rivals.generate(copier, [3], 6, drafter=ScriptedDrafter(lambda t, g: plan[:g]), gamma=5, eos=(eos,))
+        assert rival.tokens.tolist() == ours.tolist() and rival.run.stop == run.stop == ("budget" if wrong else "eos")
+        assert (run.rounds[0].drafted, rival.run.rounds[0].drafted) == (5, 3)
+        assert rival.run.rounds[0].accepted == run.rounds[0].accepted == 3
 
 
 @pytest.mark.parametrize("way", ["plain", *WAYS])
@@ -194,6 +243,13 @@ def test_misuse_is_one_sentence(decoder):
             (lambda: rivals.generate(decoder, [5], 0), "n_new = 0"),
             (lambda: rivals.generate(decoder, [5] * 96, 1), "no room"),
             (lambda: rivals.generate(decoder, [5], 3, prompt_lookup=2, early_exit=1), "one of them"),
+            (lambda: rivals.generate(decoder, [5], 3, prompt_lookup=2, drafter=lab.PromptLookup()), "one of them"),
+            (lambda: rivals.generate(decoder, [5], 3, drafter=lab.PromptLookup(), gamma=0), "gamma = 0"),
+            (lambda: rivals.generate(decoder, [5], 3, drafter=lab.ModelDrafter(small)), "vocabulary of 90"),
+            (lambda: rivals.generate(decoder, [5], 3, drafter=lab.TreeDrafter(other, lab.TreeShape.branching((2,)))),
+             "same drafts trees"),
+            (lambda: rivals.generate(decoder, [5], 3, drafter=lab.ModelDrafter(LayerDraft(decoder, [0, 1]))),
+             "the target's own cache"),
             (lambda: rivals.generate(decoder, [5], 3, prompt_lookup=-1), "prompt_lookup = -1"),
             (lambda: rivals.generate(decoder, [5], 3, early_exit=4), "1 to 3"),
             (lambda: rivals.generate(neox, [5], 3, early_exit=2), "runs all 4 layers"),
@@ -202,6 +258,7 @@ def test_misuse_is_one_sentence(decoder):
         with pytest.raises(BadInput, match=message):
             call()
     assert neox.config.num_hidden_layers == 4 and not neox.model._forward_pre_hooks
+    assert "_get_candidate_generator" not in vars(decoder.model)
     assert not decoder.model._forward_pre_hooks and not neox.model.base_model.layers[2]._forward_pre_hooks
 
 
