@@ -132,7 +132,12 @@ def assumptions(cls):
     if script and not _run.in_process:
         _run.install()
     _check_folder(path)
-    values, _run.json_path = _parse_flags(cls) if script else (None, None)
+    values = None
+    if script:
+        card = demo_card(_run.path) if _run.path else {}
+        values = _parse_flags(cls, sys.argv[1:], f"python {Path(sys.argv[0]).as_posix()}", card.get("title", ""), True)
+        path = values.pop("json")
+        _run.json_path = _writable("--json", Path(path)) if path else None
     checked = _instance(cls, values, as_flags=script)
     default = cls()
     _run.assumptions = {field.name: getattr(checked, field.name) for field in dataclasses.fields(cls)}
@@ -215,11 +220,18 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _parse_flags(cls) -> tuple[dict, Path | None]:
-    """The values of the flags in sys.argv and the path of --json; BadInput, or exit 0 after --help."""
+def flags(cls, argv: Sequence[str], prog: str, title: str = ""):
+    """An instance of the frozen dataclass `cls` from flags, checked as `assumptions` does; nothing is printed.
+
+    prog: the command as a user types it. BadInput for flags that cannot be read, SystemExit(0) after --help.
+    """
+    return _instance(cls, _parse_flags(cls, list(argv), prog, title), as_flags=True)
+
+
+def _parse_flags(cls, argv: list[str], prog: str, title: str, with_json: bool = False) -> dict:
+    """{field: value} of the flags in argv, "json" among them if asked for; BadInput, or exit 0 after --help."""
     import tyro
 
-    argv = sys.argv[1:]
     # A class of its own, with --json and with the docs as help. It lacks the __post_init__ of `cls`, which
     # runs when _instance builds that.
     hints, docs, fields = typing.get_type_hints(cls, include_extras=True), _field_docs(cls), []
@@ -229,9 +241,10 @@ def _parse_flags(cls) -> tuple[dict, Path | None]:
         words = " ".join([docs.get(field.name, ""), f"One of: {', '.join(names)}." if names else ""]).strip()
         fields.append((field.name, Annotated[hints[field.name], tyro.conf.arg(help=words)],
                        dataclasses.field(default=field.default, default_factory=field.default_factory)))
-    fields.append(("json", Annotated[str, tyro.conf.arg(
-        help="write the record of the run to this file", metavar="FILE", help_behavior_hint="")],
-        dataclasses.field(default="")))
+    if with_json:
+        fields.append(("json", Annotated[str, tyro.conf.arg(
+            help="write the record of the run to this file", metavar="FILE", help_behavior_hint="")],
+            dataclasses.field(default="")))
     flags = dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
     flags.__doc__ = ""
     helping = any(arg in ("-h", "--help") for arg in argv)
@@ -241,22 +254,18 @@ def _parse_flags(cls) -> tuple[dict, Path | None]:
     stdout, stderr = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = text
     try:
-        card = demo_card(_run.path) if _run.path else {}
-        found = tyro.cli(
-            flags, args=argv, prog=f"python {Path(sys.argv[0]).as_posix()}",
-            description=card.get("title", ""),
-            config=(tyro.conf.OmitArgPrefixes,))
+        found = tyro.cli(flags, args=argv, prog=prog, description=title, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as end:
         sys.stdout, sys.stderr = stdout, stderr
         if end.code in (0, None):
             _write(_fit(text.getvalue()))
-            _run.failed = True  # no demo was run: there is nothing to narrate or record
+            if _run is not None:
+                _run.failed = True  # no demo was run: there is nothing to narrate or record
             raise
         raise BadInput(f"these flags cannot be read: {' '.join(argv)}{HELP}") from None
     finally:
         sys.stdout, sys.stderr = stdout, stderr
-    path = _writable("--json", Path(found.json)) if found.json else None
-    return {field.name: getattr(found, field.name) for field in dataclasses.fields(cls)}, path
+    return vars(found)
 
 
 def _writable(flag: str, path: Path) -> Path:
@@ -991,6 +1000,20 @@ def print_mark(text: str, holds: bool) -> None:
     _hanging(mark, style, text if holds else f"Does not hold: {text}")
 
 
+def put(text: str, style: str = "") -> None:
+    """Write text as it stands, without ending the line; in a style of rich's on a terminal that shows it."""
+    from rich.console import COLOR_SYSTEMS
+    from rich.style import Style
+
+    colours = _rich(None).color_system if style else None
+    _write(Style.parse(style).render(text, color_system=COLOR_SYSTEMS[colours]) if colours else text)
+
+
+def columns() -> int | None:
+    """Width of the terminal behind sys.stdout, as far as it is used; None in a pipe, a file or a notebook."""
+    return _width() if _on_terminal() else None
+
+
 def print_text(text: str) -> None:
     """Print plain text, wrapped; nothing is recorded."""
     _narrate()
@@ -1075,8 +1098,12 @@ def figure(fig, name: str = "") -> None:
         _emit(_plain(caption), "")
 
 
-def progress(iterable: Iterable, label: str, total: int | None = None):
-    """Yield from `iterable`; work of over two seconds shows a bar on a terminal, and nothing in a pipe."""
+def progress(iterable: Iterable, label: str, total: int | None = None,
+             state: Callable[[], tuple[float, str]] | None = None):
+    """Yield from `iterable`; work of over two seconds shows a bar on a terminal, and nothing in a pipe.
+
+    state: returns how much is done, from 0 to 1, and the label, for work whose items do not tell.
+    """
     _narrate()
     if not _on_terminal():
         yield from iterable
@@ -1086,6 +1113,8 @@ def progress(iterable: Iterable, label: str, total: int | None = None):
 
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)
+    if state is not None:
+        total = 1.0
     started, bar, task = time.monotonic(), None, None
     try:
         for done, item in enumerate(iterable):
@@ -1094,7 +1123,9 @@ def progress(iterable: Iterable, label: str, total: int | None = None):
                 bar.start()
                 task = bar.add_task(_plain(label), total=total)
             if bar is not None:
-                bar.update(task, completed=done)
+                if state is not None:
+                    done, label = state()
+                bar.update(task, completed=done, description=_plain(label))
             yield item
     finally:
         if bar is not None:

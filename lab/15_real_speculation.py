@@ -28,7 +28,7 @@ from lab.experiment import (Method, StepCurve, distances, explain, foretold, in_
                             usual_methods)
 from lab.prompts import PROMPTS, every
 from lab.quant import parse_scheme
-from lab.replay import Remembered, SamePrompt
+from lab.replay import KeptPrefix, Remembered
 from lab.transformer import softmax
 
 
@@ -253,10 +253,10 @@ observe("Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round o
 fixed = [ids_of(text) for _, text in every()[:A.prompts]]
 short = dict(lookups)
 for name, model in models.items():
-    own = model if isinstance(model, drafts.LayerDraft) else SamePrompt(model)
+    own = model if isinstance(model, drafts.LayerDraft) else KeptPrefix(model)
     short |= {f"{name}, chain": Method(ModelDrafter(own), 2),
               f"{name}, tree": Method(TreeDrafter(own, TreeShape.branching((2, 1))))}
-outputs, kept = {name: [] for name in ("plain", *short)}, SamePrompt(target)
+outputs, kept = {name: [] for name in ("plain", *short)}, KeptPrefix(target)
 for prompt in progress(fixed, "comparing texts"):
     for name, method in {"plain": plain, **short}.items():
         outputs[name].append(method(kept, prompt, A.compared, eos=target.eos))

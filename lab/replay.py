@@ -1,4 +1,4 @@
-"""Decoders that spare a model its forwards: a text known beforehand, a prompt that is kept, forwards remembered.
+"""Decoders that spare a model its forwards: a text known beforehand, a cache that is kept, forwards remembered.
 
 The loops of decode_lab run on both as on any model, so what they count is what a run would have counted.
 """
@@ -49,11 +49,26 @@ class KnownText:
         return rows
 
 
-class SamePrompt:
-    """A model that keeps the last prompt's cache, so that another run from the same prompt need not prefill it."""
+def same_start(a, b) -> int:
+    """How many tokens two sequences share from their start on."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+class KeptPrefix:
+    """A model that keeps its cache from run to run, so that a prompt's prefill sends only what the cache lacks.
+
+    A run empties its target first; here that waits for what comes next. The cache then goes back to where the new
+    prompt leaves the old sequence, or all the way where it holds a state that cannot go back so far (a hybrid's, before
+    its last commit; a conversation that only grows needs no such step). Nothing else may extend the model meanwhile.
+
+    sent: tokens that the run's prefill sent last.
+    """
 
     def __init__(self, model):
-        self.model, self._prompt, self._emptied = model, [], False
+        model.rollback(0)
+        self.model, self.sent, self._emptied = model, 0, False
+        self._tokens: list[int] = []                           # what the cache holds
+        self._nodes: list[int] = []                            # of the tree not yet kept
 
     def __getattr__(self, name):
         return getattr(self.model, name)
@@ -62,36 +77,58 @@ class SamePrompt:
     def length(self) -> int:
         return 0 if self._emptied else self.model.length
 
+    def shared(self, tokens) -> int:
+        """How many of these tokens, from their start on, the cache holds."""
+        return min(same_start(self._tokens, tokens), self.model.length)
+
     def rollback(self, length):
         self._emptied = length == 0
-        if length:
+        if length == 0:
+            self.sent = 0
+        else:
             self.model.rollback(length)
+            del self._tokens[length:]
+        self._nodes = []
 
     def prefill(self, tokens) -> None:
         tokens = [int(t) for t in tokens]
-        if self._emptied and tokens == self._prompt:
-            self._emptied = False
-            try:
-                return self.model.rollback(len(tokens))
-            except BadInput:                                   # a state that cannot go back before its last commit
-                self._emptied = True
         if self._emptied:
-            self._prompt = tokens
-        self._empty()
-        self.model.prefill(tokens)
+            tokens = tokens[self._go_back(tokens):]
+        self.sent = len(tokens)
+        if tokens:
+            getattr(self.model, "prefill", self.model.extend)(tokens)
+            self._tokens += tokens
 
     def extend(self, tokens):
         self._empty()
-        return self.model.extend(tokens)
+        rows = self.model.extend(tokens)
+        self._tokens += [int(t) for t in tokens]
+        return rows
 
     def extend_tree(self, tokens, parents):
         self._empty()
-        return self.model.extend_tree(tokens, parents)
+        rows = self.model.extend_tree(tokens, parents)
+        self._nodes += [int(t) for t in tokens]
+        return rows
+
+    def keep(self, nodes):
+        self.model.keep(nodes)
+        self._tokens += [self._nodes[i] for i in nodes]
+        self._nodes = []
+
+    def _go_back(self, tokens) -> int:
+        """Make the cache hold what it shares with these tokens, or nothing -> how many that are."""
+        same = self.shared(tokens)
+        try:
+            self.model.rollback(same)
+        except BadInput:                                       # a state that cannot go back before its last commit
+            self.model.rollback(same := 0)
+        self._tokens, self._emptied = tokens[:same], False
+        return same
 
     def _empty(self):
         if self._emptied:
-            self.model.rollback(0)
-        self._emptied = False
+            self._go_back([])
 
 
 class Remembered:
@@ -155,7 +192,7 @@ class Remembered:
 
     def _hold(self, tokens):
         """Make the model's cache hold these tokens, from as far back as they differ."""
-        same = next((i for i, (a, b) in enumerate(zip(self._inside, tokens)) if a != b), min(len(self._inside), len(tokens)))
+        same = same_start(self._inside, tokens)
         try:
             self.model.rollback(same)
         except BadInput:                                       # a state that cannot go back before its last commit

@@ -16,6 +16,7 @@ from lab.transformer import Config, TransformerLM
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
 NAMES = ("small", "medium", "large", "large-exit")
+KINDS = ("code", "prose")
 DOCUMENT_BREAK = "\n<|end|>\n"
 EOS = 0
 
@@ -44,9 +45,16 @@ def tokenizer_id() -> str:
 
 def heldout(kind: str) -> str:
     """Text the models have not seen: "code" (standard library files) or "prose" (the language reference)."""
-    if kind not in ("code", "prose"):
+    if kind not in KINDS:
         raise BadInput(f"No held-out text of kind {kind!r}: code or prose would be right.")
     return (WEIGHTS / f"heldout_{kind}.txt").read_text(encoding="utf-8")
+
+
+def corpus(kind: str) -> Path:
+    """A file of training text for tables of n-grams, JSON Lines compressed by zstandard: "code" or "prose"."""
+    if kind not in KINDS:
+        raise BadInput(f"No corpus of kind {kind!r}: code or prose would be right.")
+    return WEIGHTS / f"corpus_{kind}.jsonl.zst"
 
 
 @lru_cache(maxsize=8)

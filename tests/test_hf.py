@@ -524,6 +524,17 @@ def test_the_default_target_is_smollm2(smol):
     assert smol.dtype == torch.float32 and smol.max_length == 8192 and len(smol.tokenizer) == 16
 
 
+def test_the_tokenizer_alone_is_that_of_the_decoder(smol):
+    from lab import corpus
+
+    codec = corpus.tokenizer(hf.DEFAULT)
+    assert codec.fingerprint == smol.tokenizer and codec.vocab_size == smol.vocab_size
+    text = 'The cat sat.\n\n    def f(x):\n        return "\u00e9"  # <|im_end|>\n' * 2000
+    pieces = list(corpus._cut_up([text]))
+    ids = codec.encode_batch(pieces)
+    assert len(pieces) > 1 and sum(ids, []) == smol.encode(text) and codec.decode(ids[-1]) == pieces[-1]
+
+
 def test_the_default_target_answers(smol):
     prompt = smol.chat("What is the capital of France?")
     text, run = lab.autoregressive_generate(smol, prompt, 12, eos=smol.eos)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import decode_lab as lab
+import fakes
 from console import BadInput
 from lab import toy
-from lab.replay import KnownText, Remembered, SamePrompt
+from lab.replay import KeptPrefix, KnownText, Remembered
 
 PROMPT = toy.encode(toy.heldout("code")[:400])[:24]
 
@@ -103,6 +104,56 @@ def test_a_prompt_is_prefilled_once_and_the_text_is_the_same(models, kind):
     prompts = [PROMPT, PROMPT, PROMPT[:20], PROMPT, PROMPT[:1], PROMPT[:1], PROMPT]
     wanted = [run(target, draft, p) for p in prompts]
     target.prefills = 0
-    kept, kept_draft = SamePrompt(target), SamePrompt(draft)
+    kept, kept_draft = KeptPrefix(target), KeptPrefix(draft)
     assert [run(kept, kept_draft, p) for p in prompts] == wanted
-    assert target.prefills == 4 and kept.length == len(PROMPT) + 11
+    assert target.prefills == 3 and kept.length == len(PROMPT) + 11
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_prompt_that_goes_on_from_the_text_sends_what_is_new(tree):
+    model, rng = fakes.random_decoder(30, seed=2), np.random.default_rng(0)
+    kept = KeptPrefix(model)
+
+    def run(decoder, prompt):
+        if tree:
+            drafter = fakes.ScriptedDrafter(
+                lambda tokens, gamma: fakes.tree([*range(30), 4, tokens[-1]], [-1] * 30 + [3, 3]) if gamma > 1 else [])
+            return lab.tree_generate(decoder, drafter, prompt, 9)[0].tolist()
+        return lab.speculative_generate(decoder, lab.PromptLookup(), prompt, 9, 3)[0].tolist()
+
+    text = rng.integers(0, 30, 6).tolist()
+    for turn in range(5):
+        before = len(text)
+        prompt = text + rng.integers(0, 30, 4).tolist()
+        text = run(kept, prompt)
+        assert text == run(fakes.random_decoder(30, seed=2), prompt) and model.tokens == text[:-1]
+        assert kept.sent == (9 if turn == 0 else len(prompt) - before)      # the text's last token was not sent yet
+        assert kept.shared(text) == kept.shared([*text[:-1], 77]) == len(text) - 1
+    for other in (text[:7] + [1, 2, 3], text[:5], [29 - text[0], 5, 6]):      # cut short, and another text
+        shared = kept.shared(other[:-1])
+        kept_text = run(kept, other)
+        assert kept_text == run(fakes.random_decoder(30, seed=2), other) and kept.sent == len(other) - 1 - shared
+    run(kept, [5])
+    assert kept.sent == 0                                       # nothing to prefill
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Lfm2", "Lfm3", "Mistral"])
+def test_real_models_go_back_as_far_as_they_can(kind):
+    torch = pytest.importorskip("torch")
+    import test_hf_classes as classes
+    from lab import hf
+    torch.set_num_threads(1)
+    model = classes.build(kind)
+    kept, rng = KeptPrefix(hf.HFDecoder(model)), np.random.default_rng(1)
+
+    def run(decoder, prompt):
+        return lab.speculative_generate(decoder, lab.PromptLookup(), prompt, 8, 3)[0].tolist()
+
+    prompt = rng.integers(3, classes.V, 9).tolist()
+    for turn in range(3):
+        text = run(kept, prompt)
+        assert text == run(hf.HFDecoder(model), prompt) and kept.sent == (8 if turn == 0 else 6)
+        prompt = text + rng.integers(3, classes.V, 6).tolist()
+    text = run(kept, text[:12] + [5, 6])                        # a branch off: a hybrid reads all of it anew
+    assert kept.sent == (13 if kind in classes.HYBRID else 1)
+    assert text == run(hf.HFDecoder(model), text[:14])

@@ -10,6 +10,7 @@ in a held-out topic is dropped from the training text. Writes beside this file, 
     tokenizer.json             byte-level BPE, 1,024 tokens, <|end|> = 0 between documents
     NAME.safetensors           float16 parameters, with the configuration in the header
     heldout_code.txt, heldout_prose.txt   so that every Python version evaluates on the same text
+    corpus_code.jsonl.zst, corpus_prose.jsonl.zst   some of the training text, for tables of n-grams
     NAME.log.jsonl             one line per evaluation: step, tokens, loss, held-out loss by kind of text
 
 Checkpoints and the growing log go to out/train/ (not tracked); a model's files are written here when it is finished.
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import re
 import sysconfig
 import time
@@ -29,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+import zstandard
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lab import toy
@@ -43,6 +46,7 @@ HELD_OUT_PROSE = ("with", "try", "lambda", "atom-identifiers", "context-managers
 SKIPPED = ("encodings", "test", "tests", "idle_test", "site-packages", "lib2to3", "pydoc_data", "__pycache__", "ensurepip")
 EOS = "<|end|>"
 CONTEXT, BATCH = 256, 16
+CORPUS_BYTES = 4_000_000                             # of code; of prose there is less, and all is taken
 
 # name -> (configuration, steps, how many of them decay the learning rate, exits trained beside the last layer)
 FAMILY = {
@@ -80,6 +84,16 @@ def read_text():
 
 def paragraphs(text):
     return [p.rstrip() for p in re.split(r"\n\s*\n", text) if p.strip()]
+
+
+def corpus(texts):
+    """Texts up to CORPUS_BYTES in all, in an order drawn once, as JSON Lines compressed by zstandard."""
+    taken, n = [], 0
+    for text in random.Random(0).sample(texts, len(texts)):
+        if n + len(text) <= CORPUS_BYTES:
+            taken.append(json.dumps({"text": text}) + "\n")
+            n += len(text)
+    return zstandard.ZstdCompressor(level=22).compress("".join(taken).encode())
 
 
 def train_tokenizer(documents):
@@ -260,6 +274,8 @@ def main():
         replace(HERE / "tokenizer.json", lambda p: tokenizer.save(str(p)))
         for kind, texts in held_documents.items():
             replace(HERE / f"heldout_{kind}.txt", lambda p: Path(p).write_text(toy.DOCUMENT_BREAK.join(texts)))
+        for kind, texts in documents.items():
+            replace(HERE / f"corpus_{kind}.jsonl.zst", lambda p: Path(p).write_bytes(corpus(texts)))
     tokenizer = toy.tokenizer()
     print({kind: (len(texts), sum(map(len, texts))) for kind, texts in documents.items()}, flush=True)
     streams = {}
