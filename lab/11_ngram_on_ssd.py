@@ -31,7 +31,7 @@ from decode_lab import Run, autoregressive_generate, speculative_generate
 from lab import corpus, disk, toy
 from lab.counting import BREAK, build_table
 from lab.ngram import PAGE, NgramTable
-from lab.tiers import NAMES, NgramDrafter
+from lab.tiers import NgramDrafter, tier_name
 
 Short = Within(8, 160)
 
@@ -143,7 +143,7 @@ prompts["again"] = [[*text, toy.EOS, *prompt] for prompt, text in zip(prompts["c
 plain = {kind: [autoregressive_generate(target, prompt, A.new_tokens)[0] for prompt in each]
          for kind, each in prompts.items()}
 by_order = sorted(tables)
-names = {order: NAMES.get(order, f"{order}-gram") for order in by_order}
+names = {order: tier_name(order) for order in by_order}
 drafters = {"lookup": NgramDrafter(price=0), **{
     f"to {order}": NgramDrafter([tables[o] for o in by_order if o <= order], price=0) for order in by_order},
     "priced": NgramDrafter(tables.values(), price=A.price)}

@@ -28,7 +28,7 @@ from lab.counting import build_table
 from lab.experiment import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
 from lab.ngram import NgramTable
 from lab.prompts import PROMPTS
-from lab.tiers import NAMES, NgramDrafter
+from lab.tiers import NgramDrafter, tier_name
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ tokens = list(corpus.token_chunks(source, words.encode_batch))
 console.OUT.mkdir(parents=True, exist_ok=True)
 paths, rows = {}, []
 for order in progress((2, 3), "counting"):
-    paths[order], started = console.OUT / f"18-{NAMES[order]}.ngram", perf_counter()
+    paths[order], started = console.OUT / f"18-{tier_name(order)}.ngram", perf_counter()
     with build_table(paths[order], tokens, order=order, top_k=A.top_k, vocab_size=words.vocab_size,
                      tokenizer=words.fingerprint, max_tokens=A.max_tokens) as table:
-        rows.append([NAMES[order], table.n_tokens, table.n_rows, table.nbytes / 1e6, console.within(table.path),
+        rows.append([tier_name(order), table.n_tokens, table.n_rows, table.nbytes / 1e6, console.within(table.path),
                      perf_counter() - started])
 print_table(["table", "tokens", "rows", "MB", "file", "seconds"], rows, measured=["seconds"],
             title=f"Tables with the tokenizer of {target.name}", formats={"MB": ".1f", "seconds": ".1f"})
@@ -160,11 +160,11 @@ print_table(["task", "tiers", "drafts a round", "alpha", *timed], [
 
 def by_tier(run: Run) -> list:
     """Tested and accepted share, for each tier."""
-    pairs = [run.by_source.get(tier, (0, 0)) for tier in ("lookup", NAMES[3], NAMES[2])]
+    pairs = [run.by_source.get(tier, (0, 0)) for tier in ("lookup", tier_name(3), tier_name(2))]
     return [x for tested, accepted in pairs for x in (tested, accepted / tested if tested else None)]
 
 
-TIERS = [f"{tier} {what}" for tier in ("lookup", NAMES[3], NAMES[2]) for what in ("tests", "kept")]
+TIERS = [f"{tier} {what}" for tier in ("lookup", tier_name(3), tier_name(2)) for what in ("tests", "kept")]
 print_table(["task", "tiers", *TIERS], [[task, name, *by_tier(made[task][name][0].run)] for task, name in found],
             title="Drafted tokens that were tested, and the share accepted, by tier", formats=dict.fromkeys(TIERS[1::2], ".0%"))
 print_table(["task", "tiers", *READS], [[*key, *each[-1]] for key, each in reads.items()], measured=READS[2:],

@@ -29,7 +29,7 @@ from lab import disk, toy
 from lab.ngram import NgramTable
 from lab.replay import KeptPrefix, same_start
 from lab.screen import Screen, colour, note
-from lab.tiers import NAMES, NgramDrafter
+from lab.tiers import NgramDrafter, tier_name
 
 RUNS = 3                                     # of --bench, after a warm-up
 LEFT = 0.2                                   # of the context: from here on each answer tells how much is left
@@ -416,17 +416,12 @@ def legend(chat: Chat) -> None:
     """Which colour is whose, where there are colours."""
     if chat.settings.gamma and console.columns():
         put("Colours: ", "dim")
-        for name in ["lookup", *dict.fromkeys(tier(table) for table in chat.tables)]:
+        for name in ["lookup", *dict.fromkeys(tier_name(table.order) for table in chat.tables)]:
             put(name, colour(name))
             put(", ", "dim")
         struck = "; struck through: rejected" if chat.settings.show_drafts else ""
         put(f"else the target's own{struck}.\n", "dim")
     put("\n")
-
-
-def tier(table: NgramTable) -> str:
-    """What NgramDrafter calls a table's tokens."""
-    return NAMES.get(table.order, f"{table.order}-gram")
 
 
 def io_line(tables: Sequence[NgramTable], since: Sequence, use: disk.IoUse, cold: bool | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -88,9 +89,7 @@ def evict(path) -> bool:
     with open(path, "rb") as file:
         if not hasattr(os, "posix_fadvise"):
             return False
-        try:
+        with suppress(OSError):          # of a read-only file system, which has nothing to write
             os.fsync(file.fileno())      # pages not yet written cannot be dropped
-        except OSError:
-            pass                         # a read-only file system: then there are none
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return resident(path) in (0, None)

@@ -12,7 +12,10 @@ from types import SimpleNamespace
 from console import BadInput
 from decode_lab import Draft, Drafter, SuffixLookup, check_vocabulary
 
-NAMES = {2: "bigram", 3: "trigram"}
+
+def tier_name(order: int) -> str:
+    """What the tokens that a table of this order drafted are called."""
+    return {2: "bigram", 3: "trigram"}.get(order, f"{order}-gram")
 
 
 class NgramDrafter:
@@ -106,5 +109,5 @@ class NgramDrafter:
             token, count, total = table.best(text) or (0, 0, 0)
             if count >= self.min_count and token < self._vocab_size:
                 guess, order = count / (total + 1), table.order
-                return token, None, NAMES.get(order, f"{order}-gram"), (order, int(4 * guess)), guess
+                return token, None, tier_name(order), (order, int(4 * guess)), guess
         return None

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -363,16 +364,16 @@ class Terminal:
         os.close(slave)
         self.master, self.seen, self.at = master, "", 0
 
-    def read(self):
-        """What comes next, "" at the end; a minute of silence fails."""
-        for _ in range(12):
-            if select.select([self.master], [], [], 5)[0]:
+    def read(self, end):
+        """What comes next, "" at the end; fails when the clock passes `end`."""
+        while not select.select([self.master], [], [], 5)[0]:
+            # A signal that comes between readline's prompt and its wait for keys is seen when the line ends.
+            self.type("\r")
+            if time.monotonic() > end:
                 break
-            # A signal that comes between Python's prompt and its wait for keys is seen at the next key: a backspace.
-            self.type("\x7f")
-        else:
+        if time.monotonic() > end:
             self.process.kill()
-            pytest.fail(f"nothing more after {self.seen!r}")
+            pytest.fail(f"too slow after {self.seen!r}")
         try:
             return os.read(self.master, 4096).decode()
         except OSError:                                         # the other side is closed
@@ -380,8 +381,9 @@ class Terminal:
 
     def until(self, pattern):
         """Read until something new matches."""
+        end = time.monotonic() + 60
         while not (found := re.search(pattern, self.seen[self.at:])):
-            new = self.read()
+            new = self.read(end)
             assert new, f"no {pattern!r} in {self.seen!r}"
             self.seen += new
         self.at += found.end()
@@ -391,7 +393,8 @@ class Terminal:
 
     def status(self):
         """Read to the end -> exit status."""
-        while new := self.read():
+        end = time.monotonic() + 60
+        while new := self.read(end):
             self.seen += new
         os.close(self.master)
         return self.process.wait(timeout=60)
