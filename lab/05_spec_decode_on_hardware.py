@@ -206,9 +206,7 @@ TREES = {"x".join(map(str, t)): t for t in ((1,), (1, 1), (1,) * 4, (1,) * 6, (2
 
 def ranks(params: dict, config) -> dict[str, np.ndarray]:
     """{draft: (sequences, new_tokens) ranks of the target's greedy tokens in the draft's logits}."""
-    text = toy.heldout(A.text)
-    starts = [text.index("\n", int(at)) + 1 for at in np.linspace(0, 0.9 * len(text), A.sequences)]
-    prompts = [toy.encode(text[at:at + 20 * A.prompt_tokens])[:A.prompt_tokens] for at in starts]
+    prompts = toy.prompts(A.text, A.sequences, A.prompt_tokens)
     tokens = generate_batch(TransformerLM(params, config), prompts, A.new_tokens)
     drafts = {"weak": TransformerLM(truncate(params, 1), config_like(config, n_layers=1)),
               "strong": TransformerLM(quantize_params(params, "int4-g32", include_lm_head=True)[0], config)}

@@ -90,9 +90,7 @@ def runs(drafter, n: int) -> tuple[list[Run], bool]:
     return [run for _, run in made], all((a == b).all() for (a, _), b in zip(made, unseen))
 
 
-source = toy.heldout(A.text)
-starts = [source.index("\n", int(at)) + 1 for at in np.linspace(0, 0.9 * len(source), 2 * A.prompts)]
-prompts = [toy.encode(source[at:at + 20 * A.prompt_tokens])[:A.prompt_tokens] for at in starts]
+prompts = toy.prompts(A.text, 2 * A.prompts, A.prompt_tokens)
 texts = np.array([autoregressive_generate(target, t, A.new_tokens)[0] for t in progress(prompts, "decoding")])
 seen, unseen = texts[::2], texts[1::2]                     # to measure ranks on, and to compare trees on
 rows, checks = [], []

@@ -30,7 +30,7 @@ from console import (Count, NonNegative, OneOf, Within, assumptions, fmt_bytes, 
 from decode_lab import Run, autoregressive_generate, speculative_generate
 from lab import corpus, disk, toy
 from lab.counting import BREAK, build_table
-from lab.ngram import PAGE, NgramTable
+from lab.ngram import PAGE, NgramTable, expected_pages
 from lab.tiers import NgramDrafter, tier_name
 
 Short = Within(8, 160)
@@ -96,7 +96,7 @@ for share in progress(A.shares, "building tables"):
     part = np.concatenate([np.append(ids[:int(share * len(ids))], np.uint32(BREAK)) for ids in texts.values()])
     for order in A.orders:
         table, seconds = build(order, part, f"{share:g}", words.vocab_size, words.fingerprint)
-        tables[order] = table
+        tables[share, order] = table
         found[share, order] = {kind: covered(table, text).mean(axis=0) for kind, text in heldout.items()}
         rows.append([order, table.n_tokens, table.n_rows, table.nbytes / 1e6, table.n_tokens / seconds / 1e6,
                      *(x for kind in toy.KINDS for x in found[share, order][kind])])
@@ -128,31 +128,29 @@ observe("Of the whole corpus, order {top} knows {x:.0%} of the contexts of held-
 
 # %%
 target = toy.load(A.target)
-
-
-def prompts_of(kind: str) -> list[list[int]]:
-    """Prompts at the beginnings of lines, spread over the held-out text."""
-    text = toy.heldout(kind)
-    starts = [text.index("\n", int(at)) + 1 for at in np.linspace(0, 0.9 * len(text), A.prompts)]
-    return [toy.encode(text[at:at + 20 * A.prompt_tokens])[:A.prompt_tokens] for at in starts]
-
-
-prompts = {kind: prompts_of(kind) for kind in toy.KINDS}
+prompts = {kind: toy.prompts(kind, A.prompts, A.prompt_tokens) for kind in toy.KINDS}
 written = [autoregressive_generate(target, prompt, A.new_tokens)[0].tolist() for prompt in prompts["code"]]
 prompts["again"] = [[*text, toy.EOS, *prompt] for prompt, text in zip(prompts["code"], written)]
 plain = {kind: [autoregressive_generate(target, prompt, A.new_tokens)[0] for prompt in each]
          for kind, each in prompts.items()}
-by_order = sorted(tables)
+by_order = sorted({*A.orders})
 names = {order: tier_name(order) for order in by_order}
 drafters = {"lookup": NgramDrafter(price=0), **{
-    f"to {order}": NgramDrafter([tables[o] for o in by_order if o <= order], price=0) for order in by_order},
-    "priced": NgramDrafter(tables.values(), price=A.price)}
+    f"to {order}": NgramDrafter([tables[A.shares[-1], o] for o in by_order if o <= order], price=0) for order in by_order},
+    "priced": NgramDrafter([tables[A.shares[-1], order] for order in by_order], price=A.price)}
 rows, by_tier, runs, same = [], [], {}, []
+
+
+def drafted(drafter: NgramDrafter, kind: str) -> Run:
+    """The rounds on all prompts of a kind; in `same`, whether each text is that of plain decoding."""
+    made = [speculative_generate(target, drafter, prompt, A.new_tokens, A.gamma) for prompt in prompts[kind]]
+    same.extend(np.array_equal(a, b) for (a, _), b in zip(made, plain[kind]))
+    return Run.pool([run for _, run in made])
+
+
 for kind in ("again", *toy.KINDS):
     for name, drafter in progress(drafters.items(), f"drafting: {kind}"):
-        made = [speculative_generate(target, drafter, prompt, A.new_tokens, A.gamma) for prompt in prompts[kind]]
-        same += [np.array_equal(a, b) for (a, _), b in zip(made, plain[kind])]
-        run = runs[kind, name] = Run.pool([run for _, run in made])
+        run = runs[kind, name] = drafted(drafter, kind)
         rows.append([kind, name, len(run.rounds), run.drafted / len(run.rounds), run.alpha if run.drafted else None, run.tau])
         tiers = [run.by_source.get(tier, (0, 0)) for tier in ("lookup", *names.values())]
         by_tier.append([kind, name, *(x for t, a in tiers for x in (t, a / t if t else None))])
@@ -161,6 +159,15 @@ print_table(["text", "tiers", "rounds", "drafts a round", "alpha", "tau"], rows,
 heads = [f"{tier}: {what}" for tier in ("lookup", *names.values()) for what in ("tested", "kept")]
 print_table(["text", "tiers", *heads], by_tier, title="Drafted tokens that were tested, and the share accepted, by tier",
             formats=dict.fromkeys(heads[1::2], ".0%"))
+grown = {share: [drafted(NgramDrafter([tables[share, order] for order in by_order], price=0), kind) for kind in toy.KINDS]
+         for share in progress(A.shares, "a growing corpus")}
+heads = [f"{kind}: {what}" for kind in toy.KINDS for what in ("tested", "kept", "tau")]
+rows = []
+for share, both in grown.items():
+    tests = [[sum(run.by_source.get(tier, (0, 0))[i] for tier in names.values()) for i in (0, 1)] for run in both]
+    rows.append([share, *(x for (t, a), run in zip(tests, both) for x in (t, a / t if t else None, run.tau))])
+print_table(["share", *heads], rows, title="Tokens drafted by tables of a growing corpus that were tested, the share accepted",
+            formats=dict.fromkeys(heads[1::3], ".0%") | dict.fromkeys(heads[2::3], ".2f"))
 observe("Each of {n} texts is that of plain greedy decoding.", n=len(same), holds=all(same))
 tau = {key: run.tau for key, run in runs.items()}
 observe("A lookup pays where the text repeats itself: it alone brings {a:.2f} tokens a round on a text asked for again, "
@@ -172,6 +179,10 @@ observe("What the table of each order adds, in tokens a round on the text asked 
         "table finds where nothing is left to copy; on fresh text the highest order adds less than the ones below it.",
         all="; ".join(f"{name[3:]}: " + ", ".join(f"{x:+.2f}" for x in more) for name, more in gain.items()),
         holds=len(gain) > 1 and all(sum(more[i] for more in gain.values()) > 2 * gain[free[-1]][i] for i in (1, 2)))
+least, most = (grown[share] for share in (min(A.shares), max(A.shares)))
+observe("{n:.0f} times the corpus brings {a:+.2f} tokens a round on code and {b:+.2f} on prose.", n=max(A.shares) / min(A.shares),
+        **{k: y.tau - x.tau for k, x, y in zip("ab", least, most)},
+        holds=all(y.tau > x.tau for x, y in zip(least, most)))
 lost = {kind: tau[kind, free[-1]] - tau[kind, "priced"] for kind in ("again", *toy.KINDS)}
 fewer = {kind: 1 - runs[kind, "priced"].drafted / runs[kind, free[-1]].drafted for kind in lost}
 observe("A price of {p:g} spares {x:.0%} of the drafted tokens on prose, and {v:.0%} on the text asked for again, for {y:.2f} "
@@ -196,20 +207,6 @@ drawn = rng.integers(A.big_vocabulary, size=A.big_tokens, dtype=np.uint32)
 big = {order: build(order, drawn, "drawn", A.big_vocabulary, "none")[0] for order in progress((2, 3), "building tables")}
 starts = rng.integers(A.big_tokens - 1, size=A.lookups)
 asked = {2: drawn[starts][:, None], 3: np.stack([drawn[starts], drawn[starts + 1]], axis=1)}
-
-
-def distinct(among: float, draws: int) -> float:
-    """Expected number of different ones in `draws` uniform draws."""
-    return among * (1 - (1 - 1 / among) ** draws) if among > 1 else 1.0
-
-
-def told(table: NgramTable, m: int) -> float:
-    """Pages that m lookups of a table touch, its header's among them."""
-    rows, keys = table.n_rows * 4 * (1 + 2 * table.top_k) / PAGE, table.n_rows * 8 / PAGE * (table.order > 2)
-    levels = [2 ** d for d in range(int(np.log2(keys)) + 1)] if keys > 1 else []
-    new = [min(n, keys - n + 1) for n in levels]              # pages of a level that no level above it touches
-    halvings = sum(distinct(k, m * k / n) for k, n in zip(new, levels))
-    return 1 + distinct(rows, m) + halvings + distinct((rows + keys) * 4 / PAGE, m)
 
 
 def one_by_one(table: NgramTable, contexts: list[list[int]]) -> float:
@@ -238,7 +235,7 @@ for order, io in progress([(order, io) for order in big for io in ("mmap", "ram"
             seconds = [one_by_one(table, contexts) for _ in range(runs)]
             used, resident = disk.io_use() - before, table.resident()
             rows.append([order, io, state, 1e3 * opened if runs == 1 else None, 1e6 * median(seconds),
-                         resident and resident[0], told(table, A.lookups) if io == "mmap" else None,
+                         resident and resident[0], expected_pages(table, A.lookups) if io == "mmap" else None,
                          None if used.bytes_read is None else used.bytes_read / 1e6, used.major_faults])
             before = disk.io_use()
         one[order, io], contexts = median(seconds), np.resize(asked[order], (100_000, order - 1))
@@ -258,9 +255,9 @@ observe("Warm and one at a time, bigram rows come at {x:,.0f} a second from the 
         holds=max(one[2, "mmap"], one[2, "ram"]) <= 2e-6 and one[3, "mmap"] <= 3e-6)
 observe("In batches the mapped file gives {x:.1f} million bigram rows a second, at least 5, and {y:.1f} million trigram rows.",
         x=many[2, "mmap"] / 1e6, y=many[3, "mmap"] / 1e6, measured=True, holds=many[2, "mmap"] >= 5e6)
-two, three = (told(big[order], A.lookups) / A.lookups for order in (2, 3))
+two, three = (expected_pages(big[order], A.lookups) / A.lookups for order in (2, 3))
 observe("Of the trigrams' file {m} lookups touch {z:.1%}. A bigram costs {x:.2f} pages, a binary search {y:.2f}.", x=two,
-        y=three, m=A.lookups, z=told(big[3], A.lookups) / (big[3].nbytes / PAGE), holds=three > 2 * two)
+        y=three, m=A.lookups, z=expected_pages(big[3], A.lookups) / (big[3].nbytes / PAGE), holds=three > 2 * two)
 
 # %% [markdown]
 # ## 4. The type of one scalar

@@ -427,6 +427,23 @@ def _inverse(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     return result
 
 
+def expected_pages(table: NgramTable, m: int) -> float:
+    """Pages of a table that m lookups of uniformly drawn contexts touch on average, the header's among them.
+
+    A lookup touches its row's page and a page of checksums. A search among P pages of keys halves them until what is
+    left fits in one; the d-th halving has up to 2^d pages to touch, which searches share.
+    """
+    def distinct(among: float, draws: float) -> float:
+        return among * (1 - (1 - 1 / among) ** draws) if among > 1 else 1.0
+
+    rows, keys = table.n_rows * 4 * (1 + 2 * table.top_k) / PAGE, table.n_rows * 8 / PAGE * (table.order > 2)
+    levels = [2 ** d for d in range(int(np.log2(keys)) + 1)] if keys > 1 else []
+    new = [min(n, keys - n + 1) for n in levels]              # pages of a level that no level above it touches
+    halvings = sum(distinct(k, m * k / n) for k, n in zip(new, levels))
+    return 1 + distinct(rows, m) + halvings + distinct((rows + keys) * 4 / PAGE, m)
+
+
+
 # ------------------------------------------------------------------------------------------------- writing
 
 class _Section:

@@ -50,6 +50,13 @@ def heldout(kind: str) -> str:
     return (WEIGHTS / f"heldout_{kind}.txt").read_text(encoding="utf-8")
 
 
+def prompts(kind: str, n: int, n_tokens: int) -> list[list[int]]:
+    """Ids of n prompts of held-out text, spread over it, each from the beginning of a line and n_tokens long."""
+    text = heldout(kind)
+    starts = [text.index("\n", int(at)) + 1 for at in np.linspace(0, 0.9 * len(text), n)]
+    return [encode(text[at:at + 20 * n_tokens])[:n_tokens] for at in starts]
+
+
 def corpus(kind: str) -> Path:
     """A file of training text for tables of n-grams, JSON Lines compressed by zstandard: "code" or "prose"."""
     if kind not in KINDS:
