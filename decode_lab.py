@@ -122,6 +122,7 @@ class Drafter(Protocol):
     def reset(self, target: Decoder, sampler: Sampler) -> None: ...      # before a run; refuses a target that cannot fit
     def propose(self, tokens: Sequence[int], gamma: int, rng) -> Draft: ...   # at most gamma tokens deep
     def kept(self, tokens: Sequence[int]) -> None: ...                   # after a round: the sequence as it is now
+    # In a cascade it may be shorter than what was proposed on or told before: its beginning, but for the last token.
 
 
 # -- sampling ----------------------------------------------------------------------------------------------
@@ -577,7 +578,7 @@ class PromptLookup:
         if not 1 <= min_ngram <= max_ngram:
             raise BadInput(f"Suffix lengths {min_ngram} to {max_ngram} are impossible: 1 <= min_ngram <= max_ngram.")
         self.name, self.sizes, self.boundary = name, range(max_ngram, min_ngram - 1, -1), frozenset(boundary)
-        self._index: dict[int, dict[tuple, int]] = {}
+        self._index: dict[int, dict[tuple, list[int]]] = {}      # suffix -> where it ended, the latest last
         self._seen = 0
 
     def reset(self, target, sampler):
@@ -587,14 +588,22 @@ class PromptLookup:
         for end in range(self._seen + 1, len(tokens)):       # the suffix itself is left out: it would match itself
             for n in self.sizes:
                 if n <= end:
-                    self._index[n][tuple(tokens[end - n:end])] = end
-        self._seen = max(self._seen, len(tokens) - 1)
-        at = next((self._index[n][key] for n in self.sizes
-                   if n < len(tokens) and (key := tuple(tokens[-n:])) in self._index[n]), None)
+                    self._index[n].setdefault(tuple(tokens[end - n:end]), []).append(end)
+        self._seen = len(tokens) - 1
+        at = next((end for n in self.sizes if n < len(tokens) and (end := self._latest(tokens, n))), None)
         return copied(tokens, at, gamma, self.boundary, self.name)
 
+    def _latest(self, tokens, n) -> int | None:
+        """Where the last n tokens ended before; places that no longer hold them are forgotten."""
+        key = tuple(tokens[-n:])
+        ends = self._index[n].get(key, [])
+        while ends and (ends[-1] >= len(tokens) or tuple(tokens[ends[-1] - n:ends[-1]]) != key):
+            ends.pop()
+        return ends[-1] if ends else None
+
     def kept(self, tokens):
-        """Nothing to do: the next proposal reads the sequence itself."""
+        """The next proposal reads what the sequence grew by; in a cascade, from the first token that was refused on."""
+        self._seen = min(self._seen, len(tokens) - 1)
 
 
 class SuffixLookup:
@@ -629,12 +638,16 @@ class SuffixLookup:
 
     def kept(self, tokens):
         """Add to the automaton what the sequence grew by."""
+        n = self._length[self._whole]
+        if n > len(tokens) or n == len(tokens) and tokens[-1] != self._last:     # in a cascade: some was refused
+            self.reset(None, None)
         for token in tokens[self._length[self._whole]:]:
             self._grow(token)
         self.matched = self._length[max(self._link[self._whole], 0)]
 
     def _grow(self, token):
         self._end[self._link[self._whole]] = self._length[self._whole]         # the match before this token
+        self._last = token
         length = self._length[self._whole] + 1
         at, self._whole = self._whole, self._state({}, 0, length, length)
         while at >= 0 and token not in self._next[at]:         # suffixes that this token never followed
@@ -677,10 +690,13 @@ class ModelDrafter:
     def propose(self, tokens, gamma, rng) -> Draft:
         draft, history, unseen = Draft(), list(tokens), tokens[self.model.length:]
         for _ in range(room(self.model, tokens, gamma)):
-            token, q = self._choose(last_row(self.model, unseen), history, rng)
+            row = last_row(self.model, unseen)
+            token, q = self._choose(row, history, rng)
             draft.tokens.append(token)
             draft.q.append(q)
             draft.sources.append(self.name)
+            if not self._goes_on(token, q, row, history):
+                break
             history.append(token)
             unseen = [token]
         self._proposed = len(tokens), draft.tokens
@@ -693,7 +709,15 @@ class ModelDrafter:
             if a != b:
                 break
             same += 1
-        self.model.rollback(min(same, self.model.length, len(tokens) - 1))
+        length = min(same, self.model.length, len(tokens) - 1)
+        try:
+            self.model.rollback(length)
+        except BadInput:                                       # in a cascade, of a model whose layers hold a state
+            self.model.rollback(0)                             # that cannot go back: it reads the sequence anew
+
+    def _goes_on(self, token, q, row, history) -> bool:
+        """Whether to draft on behind this token, which is part of the draft either way."""
+        return True
 
     def _choose(self, row, history, rng):
         """-> (token, the distribution it was drawn from, or None for a greedy choice)."""
@@ -831,12 +855,17 @@ def room(model: Decoder, tokens, gamma: int) -> int:
     return gamma if limit is None else min(gamma, limit - len(tokens) + 1)
 
 
-def last_row(model: Decoder, tokens) -> Array:
-    """Send tokens (n,) -> logits (V,) after the last; a long prompt's other logits, which nobody reads, are spared."""
+def catch_up(model: Decoder, tokens) -> list[int]:
+    """Send a long prompt's tokens (n,), whose logits nobody reads, but for the last -> what is still to be sent."""
     if len(tokens) > 16 and hasattr(model, "prefill"):
         model.prefill(tokens[:-1])
         tokens = tokens[-1:]
-    return model.extend(tokens)[-1]
+    return tokens
+
+
+def last_row(model: Decoder, tokens) -> Array:
+    """Send tokens (n,) -> logits (V,) after the last."""
+    return model.extend(catch_up(model, tokens))[-1]
 
 
 def check_vocabulary(target: Decoder, draft: Decoder) -> None:

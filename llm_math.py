@@ -420,6 +420,43 @@ def best_gamma(alpha: float, c: float, max_gamma: int = 256) -> tuple[int, float
     return best, float(values[best])
 
 
+def cascade_cost(alpha, gamma: int, n: int, c_small, c_middle) -> np.ndarray:
+    """(n + 1, ...): what drafting 0 to n tokens costs a middle model for which a small one drafts, in target steps.
+
+    The middle verifies up to gamma tokens of the small model's at a time, one fewer than are still missing at most;
+    each is accepted with probability alpha, on its own. c_small and c_middle are a step of either over one of the
+    target's; verifying counts as one step of the middle. With gamma = 0 the middle works alone: n c_middle. The mean
+    over the first round's outcomes, of each the cost of what then is missing. Arrays are broadcast.
+    """
+    gamma, n = int(_checked("gamma", gamma, 0, whole=True)), int(_checked("n", n, 0, whole=True))
+    alpha, c_small, c_middle = np.broadcast_arrays(
+        _checked("alpha", alpha, 0, 1), _checked("c_small", c_small, 0), _checked("c_middle", c_middle, 0))
+    cost = [np.zeros(alpha.shape)]
+    for missing in range(1, n + 1):
+        drafts = min(gamma, missing - 1)
+        rest = sum(alpha**k * (1 - alpha) * cost[missing - k - 1] for k in range(drafts))
+        cost.append(drafts * c_small + c_middle + rest + alpha**drafts * cost[missing - drafts - 1])
+    return np.array(cost)
+
+
+def best_cascade(alpha_12, alpha_23, c_1, c_2, max_inner: int = 8, max_gamma: int = 16):
+    """(inner gamma, gamma, speedup) of the fastest cascade: model 1 drafts for 2, whose tokens are drafted for 3.
+
+    Speedup over the plain decoding of 3: E(alpha_23, gamma) over 1 + cascade_cost. An inner gamma of 0 leaves model 1
+    out, a gamma of 0 both; of equally fast ones, the shortest drafts. Arrays are broadcast, and arrays returned.
+    """
+    inners, gammas = (range(int(_checked(name, value, 0, whole=True)) + 1)
+                      for name, value in (("max_inner", max_inner), ("max_gamma", max_gamma)))
+    alpha_12, alpha_23, c_1, c_2 = np.broadcast_arrays(
+        _checked("alpha_12", alpha_12, 0, 1), _checked("alpha_23", alpha_23, 0, 1), _checked("c_1", c_1, 0),
+        _checked("c_2", c_2, 0))
+    tokens = np.array([expected_tokens(alpha_23, gamma) for gamma in gammas])
+    gains = np.concatenate([tokens / (1 + cascade_cost(alpha_12, inner, gammas[-1], c_1, c_2)) for inner in inners])
+    best = gains.argmax(axis=0)                                # of (inner gammas x gammas, ...)
+    inner, gamma, gain = best // len(gammas), best % len(gammas), gains.max(axis=0)
+    return (inner, gamma, gain) if best.ndim else (int(inner), int(gamma), float(gain))
+
+
 def alpha_from_tau(tau, gamma):
     """The alpha at which expected_tokens(alpha, gamma) is tau: tau from 1 to gamma + 1, gamma >= 1."""
     gamma = _checked("gamma", gamma, 1, whole=True)

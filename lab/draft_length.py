@@ -7,12 +7,12 @@ that the same call drafts the same tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from console import BadInput
-from decode_lab import Round, Run
+from decode_lab import Decoder, ModelDrafter, Round, Run, Sampler, fit_row
 
 
 class DraftLength(ABC):
@@ -36,20 +36,156 @@ class DraftLength(ABC):
     def choose(self) -> int: ...
 
 
+def _checked(**given) -> None:
+    """BadInput for the first of name=(value, whether it is possible, what would be right) that is not."""
+    for name, (value, ok, right) in given.items():
+        if not ok:
+            raise BadInput(f"{name} = {value} is impossible: {right} would be right.")
+
+
+def _whole(value, least: int) -> tuple:
+    """What `_checked` asks of a whole number."""
+    return value, value == value // 1 and value >= least, f"a whole number, {least} or more,"
+
+
+def round_seconds(seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0,
+                  gamma_max: int = 16) -> list[float]:
+    """Seconds of a round, t(gamma + 1) + gamma c t(1), for gamma = 0 to gamma_max.
+
+    seconds: the time of sending n tokens, a function of n, or {n: seconds} with 1 and gamma_max + 1 or more among the
+    n, straight lines between them; any unit of time does. c: that of one drafted token over that of sending one token.
+    BadInput for times that are missing or not above 0.
+    """
+    _checked(c=(c, 0 <= c < np.inf, "0 or more"), gamma_max=_whole(gamma_max, 0))
+    n = range(1, int(gamma_max) + 2)
+    if isinstance(seconds, Mapping):
+        known = sorted(seconds)
+        if not known or known[0] != 1 or known[-1] < n[-1]:
+            raise BadInput(f"Times of sending {known} tokens do not tell those of 1 to {n[-1]}, gamma_max + 1.")
+        times = np.interp(n, known, [seconds[k] for k in known]).tolist()
+    else:
+        times = [float(seconds(k)) for k in n]
+    if not all(0 < t < np.inf for t in times):
+        raise BadInput(f"Sending 1 to {n[-1]} tokens takes {times} seconds: times above 0 would be right.")
+    return [t + gamma * c * times[0] for gamma, t in enumerate(times)]
+
+
+def steps(run: Run, seconds: Sequence[float]) -> float:
+    """Plain steps that a run's rounds take, by the `round_seconds` of their drafts; n_tokens over it is the speedup."""
+    return sum(seconds[r.drafted] for r in run.rounds) / seconds[0]
+
+
+class Fixed(DraftLength):
+    """Always gamma tokens; 0 is plain decoding. What `gamma=` takes as a plain number, among the policies."""
+
+    def __init__(self, gamma: int):
+        _checked(gamma=_whole(gamma, 0))
+        self.gamma = int(gamma)
+
+    def choose(self):
+        return self.gamma
+
+
+class AIMD(DraftLength):
+    """One token more after a round that accepted its whole draft, half as many after a refusal, `least` at least.
+
+    Additive increase, multiplicative decrease, as a TCP sender finds its window (Chiu and Jain, 1989). BadInput unless
+    1 <= least <= first <= most.
+    """
+
+    def __init__(self, first: int = 4, least: int = 4, most: int = 64):
+        _checked(least=_whole(least, 1), first=_whole(first, least), most=_whole(most, first))
+        self.first, self.least, self.most = int(first), int(least), int(most)
+
+    def start(self):
+        self._gamma = self.first
+
+    def read(self, past):
+        if past.accepted < past.tested:
+            self._gamma = max(self.least, self._gamma // 2)
+        elif past.drafted:                                     # a lookup may have had nothing to propose
+            self._gamma = min(self._gamma + 1, self.most)
+
+    def choose(self):
+        return self._gamma
+
+
+class Floor(DraftLength):
+    """Half as many after `window` tests of which a share below `floor` was accepted, down to none; else twice as many.
+
+    gamma: the first draft length, and the longest. rest: rounds without drafts before one token is tried again.
+    BadInput for a floor outside 0 to 1, and for other numbers below 1.
+    """
+
+    def __init__(self, gamma: int = 8, floor: float = 0.35, window: int = 8, rest: int = 32):
+        _checked(floor=(floor, 0 <= floor <= 1, "0 to 1"), gamma=_whole(gamma, 1), window=_whole(window, 1),
+                 rest=_whole(rest, 1))
+        self.gamma, self.floor, self.window, self.rest = int(gamma), floor, window, rest
+
+    def start(self):
+        self._gamma, self._tested, self._accepted, self._rested = self.gamma, 0, 0, 0
+
+    def read(self, past):
+        if self._gamma == 0:
+            self._rested += 1
+            if self._rested == self.rest:
+                self._gamma, self._rested = 1, 0
+        self._tested += past.tested
+        self._accepted += past.accepted
+        if self._tested >= self.window:
+            below = self._accepted < self.floor * self._tested
+            self._gamma = self._gamma // 2 if below else min(2 * self._gamma, self.gamma)
+            self._tested = self._accepted = 0
+
+    def choose(self):
+        return self._gamma
+
+
+class Oracle(DraftLength):
+    """The drafts of least cost for n new tokens whose accept lengths are known: no policy can do better on them.
+
+    accepts: (n,), how many drafted tokens would be accepted behind each number of new tokens, 0 to n - 1. seconds, c,
+    gamma_max: as `round_seconds` takes them, with its errors; BadInput for an accept length below 0.
+    cost: (n + 1,), seconds from each number of new tokens to the end, each found from those behind it. Past the end of
+    what it knows it drafts nothing.
+    """
+
+    def __init__(self, accepts, seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0,
+                 gamma_max: int = 16):
+        self.seconds, n = round_seconds(seconds, c, gamma_max), len(accepts)
+        if n and min(accepts) < 0:
+            raise BadInput(f"An accept length of {min(accepts)} is impossible: 0 or more would be right.")
+        self.cost, self._plan = [0.0] * (n + 1), [0] * n
+        for at in reversed(range(n)):
+            gammas = range(min(len(self.seconds), n - at))     # the last token is the target's own
+            costs = [self.seconds[g] + self.cost[at + min(g, int(accepts[at])) + 1] for g in gammas]
+            self._plan[at] = int(np.argmin(costs))
+            self.cost[at] = costs[self._plan[at]]
+
+    def start(self):
+        self._at = 0
+
+    def read(self, past):
+        self._at += past.accepted + 1
+
+    def choose(self):
+        return self._plan[self._at] if self._at < len(self._plan) else 0
+
+
 class CostAware(DraftLength):
     """The gamma, 0 included, with the most expected tokens per second: (1 + sum over i of alpha_1 ... alpha_i) over
     t(gamma + 1) + gamma c t(1). The numerator is llm_math.tau_from_positions.
 
-    seconds: the measured time of sending n tokens, a function of n, or {n: seconds} with 1 and gamma_max + 1 or more
-    among the n, straight lines between them. c: seconds of one drafted token over those of sending one token.
-    gamma_max: longest draft. BadInput for times that are missing or not above 0.
+    seconds: the measured time of sending n tokens. c: seconds of one drafted token over those of sending one token.
+    gamma_max: longest draft. All three as `round_seconds` takes them, with its errors.
     drafter: None, and acceptance is estimated by draft position. A lookup that tells its match's length (`matched`),
     and it is estimated by the tokens copied before this one, match and draft together: what is learnt of the third
     token behind a match of one then serves the first behind a match of three.
     discount: weight of a test after one more round of drafting; 1 forgets nothing.
-    weight: how many tests the first guess is worth. That is the estimate one token earlier (0.5 for the first); for a
-    lookup no less than n / (n + 2) after n copied tokens, as a copy that held for long tends to hold on.
+    weight: how many tests the first guess is worth. That is the estimate one token earlier (`guess` for the first); for
+    a lookup no less than n / (n + 2) after n copied tokens, as a copy that held for long tends to hold on.
     probe: where nothing pays, the share of plain decoding's time to be spent on finding out whether that still holds.
+    credit: plain steps that may be lost on that at once, at the start and after a long rest.
 
     The estimate rests on positions tested, so drafts that came out shorter than asked for, or empty, do not bend it.
     """
@@ -57,35 +193,23 @@ class CostAware(DraftLength):
     LONGEST = 24                                               # copies longer than this are taken for one kind
 
     def __init__(self, seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0, gamma_max: int = 16, *,
-                 drafter=None, discount: float = 0.9, weight: float = 1.0, probe: float = 0.01):
-        for name, value, ok, right in (
-                ("c", c, 0 <= c < np.inf, "0 or more"),
-                ("gamma_max", gamma_max, gamma_max == int(gamma_max) >= 0, "a whole number, 0 or more"),
-                ("discount", discount, 0 < discount <= 1, "above 0 and at most 1"),
-                ("weight", weight, 0 < weight < np.inf, "above 0"),
-                ("probe", probe, 0 < probe <= 1, "above 0 and at most 1")):
-            if not ok:
-                raise BadInput(f"{name} = {value} is impossible: {right} would be right.")
+                 drafter=None, discount: float = 0.9, weight: float = 1.0, guess: float = 0.5,
+                 probe: float = 0.01, credit: float = 1.0):
+        _checked(discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
+                 weight=(weight, 0 < weight < np.inf, "above 0"), guess=(guess, 0 <= guess <= 1, "0 to 1"),
+                 probe=(probe, 0 < probe <= 1, "above 0 and at most 1"),
+                 credit=(credit, 0 <= credit < np.inf, "0 or more"))
         if drafter is not None and not hasattr(drafter, "matched"):
             raise BadInput(f"{getattr(drafter, 'name', drafter)} does not tell how long its match is: leave `drafter` "
                            "out, or give a SuffixLookup.")
-        n = range(1, int(gamma_max) + 2)
-        if isinstance(seconds, Mapping):
-            known = sorted(seconds)
-            if not known or known[0] != 1 or known[-1] < n[-1]:
-                raise BadInput(f"Times of sending {known} tokens do not tell those of 1 to {n[-1]}, gamma_max + 1.")
-            times = np.interp(n, known, [seconds[k] for k in known]).tolist()
-        else:
-            times = [float(seconds(k)) for k in n]
-        if not all(0 < t < np.inf for t in times):
-            raise BadInput(f"Sending 1 to {n[-1]} tokens takes {times} seconds: times above 0 would be right.")
-        self.seconds = [t + gamma * c * times[0] for gamma, t in enumerate(times)]       # of a round, by gamma
-        self.drafter, self.discount, self.weight, self.probe = drafter, discount, weight, probe
+        self.seconds = round_seconds(seconds, c, gamma_max)    # of a round, by gamma
+        self.drafter, self.discount, self.weight, self.guess = drafter, discount, weight, guess
+        self.probe, self.credit = probe, credit
 
     def start(self):
         kinds = len(self.seconds) + (self.LONGEST if self.drafter is not None else 0)
         self.tested, self.accepted = [0.0] * kinds, [0.0] * kinds
-        self._copied, self._since, self._probing, self._again = 0, 0, False, False
+        self._copied, self._credit, self._probing = 0, self.credit, False
 
     def read(self, past):
         if past.drafted:
@@ -95,14 +219,15 @@ class CostAware(DraftLength):
         for i in range(min(past.tested, len(self.seconds) - 1)):
             self.tested[self._copied + i] += 1
             self.accepted[self._copied + i] += i < past.accepted
-        self._since += 1
         if self._probing and past.drafted:                     # a lookup may have had nothing to propose
-            cost = self.seconds[min(past.drafted, len(self.seconds) - 1)]
-            self._since, self._again = 0, (past.accepted + 1) * self.seconds[0] > cost
+            cost = self.seconds[min(past.drafted, len(self.seconds) - 1)] / self.seconds[0]
+            self._credit += past.accepted + 1 - cost           # so a probe that paid is followed by another
+        else:
+            self._credit += self.probe
 
     def alphas(self) -> list[float]:
         """Estimated acceptance at draft position 1 ... gamma_max of the next round, each given those before it."""
-        estimate, found = 0.5, []
+        estimate, found = self.guess, []
         for n in range(self._copied + len(self.seconds) - 1):
             guess = estimate if self.drafter is None else max(estimate, n / (n + 2))
             estimate = (self.accepted[n] + self.weight * guess) / (self.tested[n] + self.weight)
@@ -120,7 +245,29 @@ class CostAware(DraftLength):
         self._probing = False
         if best == 0 or rate > 1 / self.seconds[0]:
             return best
-        # A probe that fails costs this share of a plain step, so it waits; one that paid is followed by another.
-        lost = self.seconds[best] / self.seconds[0] - 1
-        self._probing = self._again or self._since * self.probe >= lost
+        lost = self.seconds[best] / self.seconds[0] - 1        # by a probe that fails, in plain steps
+        self._credit = min(self._credit, max(self.credit, lost))
+        self._probing = self._credit >= lost
         return best if self._probing else 0
+
+
+class ConfidentDrafter(ModelDrafter):
+    """A chain that ends with the first token to which the draft model gives less than `threshold`.
+
+    So the draft itself decides its length, up to the gamma it is asked for (as transformers'
+    `assistant_confidence_threshold`; Kim et al., arXiv 2302.07863, 3.3). The unlikely token stays in the draft: leaving
+    it out because of what was drawn would bend the distribution of what remains. The probability is that of the
+    distribution drawn from; of a greedy choice, the softmax of the logits after the penalty. BadInput for a threshold
+    outside 0 (never ends) to 1.
+    """
+
+    def __init__(self, model: Decoder, threshold: float = 0.4, sampler: Sampler | None = None, name: str | None = None):
+        super().__init__(model, sampler, name)
+        _checked(threshold=(threshold, 0 <= threshold <= 1, "0 to 1"))
+        self.threshold = threshold
+
+    def _goes_on(self, token, q, row, history):
+        if q is None:
+            z = self._sampler.penalised(fit_row(row, self._vocab_size), history)
+            return 1 / np.exp(z - z[token]).sum() >= self.threshold
+        return q[token] >= self.threshold

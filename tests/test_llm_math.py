@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 import llm_math
 from console import BadInput
 from hw_specs import CHIPS, H100, RTX_4090
-from llm_math import (LLAMA31_8B, LLAMA32_1B, MODELS, QWEN3_4B, ModelShape, alpha_from_tau, best_gamma,
-                      best_round, critical_batch, element_bytes, expected_tokens, extra_arithmetic,
+from llm_math import (LLAMA31_8B, LLAMA32_1B, MODELS, QWEN3_4B, ModelShape, alpha_from_tau, best_cascade, best_gamma,
+                      best_round, cascade_cost, critical_batch, element_bytes, expected_tokens, extra_arithmetic,
                       fit_step_time, from_hf_config, max_batch, model, speedup, tau_from_positions,
                       verify_time)
 
@@ -328,6 +329,97 @@ def test_speculation_pays_only_above_c(alpha, c):
         assert gamma == 0
     neighbours = speedup(alpha, gamma + 1, c), speedup(alpha, max(gamma - 1, 0), c)
     assert gain >= max(neighbours) * (1 - 1e-12)               # at alpha = c all are 1 up to rounding
+
+
+def enumerated_cost(alpha, gamma, n, c_small, c_middle):
+    """The mean over every way that the tests of a middle model can fall until it has n tokens."""
+    if n == 0:
+        return 0.0
+    drafts, cost = min(gamma, n - 1), 0.0
+    for falls in product((True, False), repeat=drafts):
+        kept = falls.index(False) if False in falls else drafts
+        weight = np.prod([alpha if fall else 1 - alpha for fall in falls])
+        cost += weight * (drafts * c_small + c_middle + enumerated_cost(alpha, gamma, n - kept - 1, c_small, c_middle))
+    return cost
+
+
+@pytest.mark.parametrize("alpha", [0, 0.3, 0.8, 1])
+@pytest.mark.parametrize("gamma", [0, 1, 2, 4, 9])
+def test_cascade_cost_is_the_mean_over_all_outcomes(alpha, gamma):
+    expected = [enumerated_cost(alpha, gamma, n, 0.03, 0.2) for n in range(6)]
+    assert cascade_cost(alpha, gamma, 5, 0.03, 0.2) == pytest.approx(expected, rel=1e-12)
+
+
+def test_limits_of_the_cascades_cost():
+    assert cascade_cost(0.7, 0, 4, 0.03, 0.2) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert cascade_cost(0.7, 3, 1, 0.03, 0.2) == pytest.approx([0, 0.2]), "nothing to draft before the last one"
+    assert cascade_cost(0, 2, 4, 0.03, 0.2)[4] == pytest.approx(4 * 0.2 + (2 + 2 + 1 + 0) * 0.03)
+    assert cascade_cost(1, 2, 6, 0.03, 0.2)[6] == pytest.approx(2 * 0.2 + 4 * 0.03)
+    assert cascade_cost(1, 9, 6, 0, 0.2)[6] == pytest.approx(0.2) and cascade_cost(0.5, 2, 0, 1, 1) == [0]
+    many = cascade_cost(0.8, 4, 2000, 0.03, 0.2)               # far from the end, each token costs the same
+    assert many[2000] / 2000 == pytest.approx((4 * 0.03 + 0.2) / expected_tokens(0.8, 4), rel=2e-3)
+
+
+def test_cascade_cost_and_best_cascade_broadcast():
+    alphas_, costs = np.array([[0.2], [0.9]]), np.array([0.1, 0.2, 0.5])
+    cost = cascade_cost(alphas_, 2, 5, 0.01, costs)
+    assert cost.shape == (6, 2, 3) and cascade_cost(0.5, 2, 3, costs, 0.1).shape == (4, 3)
+    for i, j in product(range(2), range(3)):
+        assert cost[:, i, j] == pytest.approx(cascade_cost(alphas_[i, 0], 2, 5, 0.01, costs[j]))
+    grids = [(alphas_, np.array([0.3, 0.6, 0.95]), 0.02, 0.3), (0.8, 0.7, np.array([[0.01], [0.1]]), costs),
+             (alphas_, 0.9, costs / 10, costs)]
+    for grid in grids:
+        inner, gamma, gain = best_cascade(*grid)
+        assert inner.shape == gamma.shape == gain.shape == (2, 3)
+        each = np.broadcast_arrays(*grid)
+        for at in np.ndindex(2, 3):
+            assert (inner[at], gamma[at], gain[at]) == pytest.approx(best_cascade(*(float(x[at]) for x in each)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(alpha_12=alphas, alpha_23=alphas, c_1=st.floats(0, 0.3), c_2=st.floats(0, 1))
+def test_best_cascade_is_the_best_of_all(alpha_12, alpha_23, c_1, c_2):
+    every = {(inner, gamma): expected_tokens(alpha_23, gamma) / (1 + cascade_cost(alpha_12, inner, gamma, c_1, c_2)[-1])
+             for inner in range(4) for gamma in range(7)}
+    inner, gamma, gain = best_cascade(alpha_12, alpha_23, c_1, c_2, 3, 6)
+    assert type(inner) is type(gamma) is int and type(gain) is float
+    assert gain == pytest.approx(max(every.values())) == pytest.approx(every[inner, gamma])
+    assert inner < max(gamma, 1), "of equally fast ones, the shortest: a longer inner draft is never proposed"
+
+
+@settings(deadline=None, max_examples=50)
+@given(alpha_12=alphas, alpha_23=alphas, c_1=st.floats(0, 0.3), c_2=st.floats(0.01, 1))
+def test_without_an_inner_draft_the_best_cascade_is_the_best_gamma(alpha_12, alpha_23, c_1, c_2):
+    alone = best_gamma(alpha_23, c_2, 16)
+    inner, gamma, gain = best_cascade(alpha_12, alpha_23, c_1, c_2, 0, 16)
+    assert inner == 0 and gain == pytest.approx(alone[1])
+    assert gamma == alone[0] or speedup(alpha_23, gamma, c_2) == pytest.approx(alone[1])     # a tie up to rounding
+    assert best_cascade(alpha_12, alpha_23, c_1, c_2)[2] >= gain
+
+
+def test_when_a_cascade_pays():
+    inner, gamma, gain = best_cascade(0.8, 0.8, 0.01, 0.2)
+    assert inner > 0 and gain > 1.1 * best_gamma(0.8, 0.2)[1], "a small model of 1 % speeds up a middle one of 20 %"
+    assert best_cascade(0.1, 0.8, 0.1, 0.2)[0] == 0, "one that is seldom right does not"
+    assert best_cascade(0.9, 0.1, 0.1, 0.9) == (0, 0, 1.0), "and where nothing pays, plain decoding"
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: cascade_cost(1.1, 2, 3, 0.1, 0.2), "alpha is 1.1"),
+    (lambda: cascade_cost(0.5, 1.5, 3, 0.1, 0.2), "gamma is 1.5"),
+    (lambda: cascade_cost(0.5, 2, -1, 0.1, 0.2), "n is -1"),
+    (lambda: cascade_cost(0.5, 2, 3, -0.1, 0.2), "c_small is -0.1"),
+    (lambda: cascade_cost(0.5, 2, 3, 0.1, float("nan")), "c_middle is nan"),
+    (lambda: best_cascade(0.5, [0.5, 2], 0.1, 0.2), "alpha_23 is 2"),
+    (lambda: best_cascade(-1, 0.5, 0.1, 0.2), "alpha_12 is -1"),
+    (lambda: best_cascade(0.5, 0.5, -0.1, 0.2), "c_1 is -0.1"),
+    (lambda: best_cascade(0.5, 0.5, 0.1, "much"), "c_2 is 'much'"),
+    (lambda: best_cascade(0.5, 0.5, 0.1, 0.2, max_inner=-1), "max_inner is -1"),
+    (lambda: best_cascade(0.5, 0.5, 0.1, 0.2, max_gamma=1.5), "max_gamma is 1.5"),
+])
+def test_impossible_cascades_are_refused(call, message):
+    with pytest.raises(BadInput, match=message):
+        call()
 
 
 def test_best_round_on_the_h100():

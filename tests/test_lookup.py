@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console import BadInput
-from decode_lab import Sampler, SuffixLookup, autoregressive_generate, speculative_generate
+from decode_lab import PromptLookup, Sampler, SuffixLookup, autoregressive_generate, speculative_generate
 from fakes import Counted, exact, outcomes, random_decoder, same_distribution, script, table_logits
 
 V = 16
@@ -138,6 +138,48 @@ def test_reset_forgets_the_last_run():
     assert drafter.propose([4, 5, 6, 2], 4).tokens == [], "2 is followed by 3 in the last run only"
     drafter.reset(None, None)
     assert drafter.propose([4, 2, 5, 8, 2], 3).tokens == [5, 8, 2]
+
+
+@pytest.mark.parametrize("make", [SuffixLookup, PromptLookup, lambda: PromptLookup(2, 2)])
+@quick
+@given(start=st.lists(st.integers(0, 2), min_size=1, max_size=8),
+       rounds=st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 5), st.integers(0, 2),
+                                 st.booleans(), st.integers(1, 5)), max_size=8))
+def test_a_lookup_forgets_what_was_refused(make, start, rounds):
+    """In a cascade: asked behind a tentative text as it grows, then told the shorter one that was kept of it, whose
+    last token may differ; each proposal is that of a lookup that saw nothing else."""
+    used, tokens = make(), list(start)
+    used.reset(None, None)
+    for tentative, accepted, own, asked, step in rounds:
+        for n in range(0, len(tentative) + 1, step):
+            now = tokens + tentative[:n]
+            if asked:
+                used.propose(now, 3)
+            used.kept(now)
+        tokens += [*tentative[:min(accepted, n)], own]
+        used.kept(tokens)
+        if asked:
+            assert_as_fresh(used, make, tokens)
+    assert_as_fresh(used, make, tokens)
+
+
+def assert_as_fresh(used, make, tokens):
+    fresh = make()
+    fresh.reset(None, None)
+    assert used.propose(tokens, 4).tokens == fresh.propose(tokens, 4).tokens
+    assert getattr(used, "matched", None) == getattr(fresh, "matched", None)
+
+
+@pytest.mark.parametrize("make", [SuffixLookup, PromptLookup])
+def test_a_refused_token_is_neither_copied_nor_missed(make):
+    lookup = make()
+    lookup.reset(None, None)
+    lookup.propose([1, 2, 3, 9, 1], 2)                         # behind a text whose 9 1 is tentative
+    lookup.kept([1, 2, 3, 7])                                  # 7 came instead, and nothing was asked for a while
+    lookup.kept([1, 2, 3, 7, 8, 5])
+    assert lookup.propose([1, 2, 3, 7, 8, 5, 3], 2).tokens == [7, 8], "what followed 3"
+    assert lookup.propose([1, 2, 3, 7, 8, 5, 3, 7], 2).tokens == [8, 5]
+    assert lookup.propose([1, 2, 3, 7, 8, 5, 3, 9], 2).tokens == [], "9 is no more"
 
 
 def test_min_match_below_one_is_refused():
