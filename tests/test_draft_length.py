@@ -11,7 +11,8 @@ from decode_lab import (ModelDrafter, PromptLookup, Round, Run, Sampler, SuffixL
 from fakes import (Counted, FakeDecoder, exact, from_text, one_hot, outcomes, random_decoder, same_distribution,
                    script)
 from hw_specs import chip
-from lab.draft_length import AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, round_seconds
+from lab.draft_length import (AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds,
+                              steps)
 from llm_math import best_gamma, best_round, expected_tokens, model, verify_time
 
 FLAT, STEEP = {1: 1.0, 33: 1.0}, {1: 1.0, 33: 25.0}              # seconds by tokens sent: the second 0.75 a token more
@@ -611,3 +612,42 @@ class Dropping(ConfidentDrafter):
 def test_a_draft_cut_before_a_token_because_of_that_token_bends_the_distribution(monkeypatch):
     law, plain, _ = law_of(monkeypatch, Dropping(random_decoder(3, 4, 1.0), 0.45), 2, Sampler(0.8), 3)
     assert not same_distribution(law, plain, 0.01)
+
+
+# -- rounds counted and priced -------------------------------------------------------------------------------
+
+def test_steps_by_hand():
+    seconds = round_seconds({1: 2.0, 2: 2.4, 3: 3.0}, 0.1, 2)         # 2.0, 2.4 + 0.2, 3.0 + 0.4
+    run = Run([Round(drafted, 0, 0, 9.0, 9.0) for drafted in (0, 2, 1, 2)])
+    assert steps(run, seconds) == pytest.approx((2.0 + 3.4 + 2.6 + 3.4) / 2.0)
+    assert steps(Run(), seconds) == 0 and steps(Run(run.rounds[:1]), seconds) == 1, "a plain round is one step"
+    oracle = Oracle([0, 2, 1, 0, 5, 0], {1: 1.0, 3: 1.4}, gamma_max=2)
+    assert steps(write(oracle, [0, 2, 1, 0, 5, 0]), oracle.seconds) == pytest.approx(oracle.cost[0])
+
+
+def seen(run):
+    return [(r.drafted, r.tested, r.accepted, r.first) for r in run.rounds]
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.85, 1.0])
+@pytest.mark.parametrize("name", POLICIES)
+def test_known_rounds_are_those_of_the_loop(name, right, n):
+    """A draft that is right where it is: what the loop makes of it, and what its accept lengths tell beforehand."""
+    rng, prompt = np.random.default_rng(3), [1, 2, 3]
+    text = [*prompt, *rng.integers(5, size=n).tolist()]
+    good = rng.random(n) < right
+    drafted = [*prompt, *(t if ok else (t + 1) % 5 for t, ok in zip(text[3:], good))]
+    accepts = [next((k for k in range(n - at) if not good[at + k]), n - at) for at in range(n)]
+    tokens, run = speculative_generate(script(text + [0], 5), ModelDrafter(script(drafted + [0], 5)), prompt, n,
+                                       POLICIES[name]())
+    known = known_rounds(POLICIES[name](), accepts)
+    assert tokens.tolist() == text and seen(known) == seen(run) and known.n_tokens == n
+    assert known.seconds == 0 and known.tau == run.tau and (known.alpha == run.alpha or not run.drafted)
+
+
+def test_known_rounds_of_nothing_and_of_numpy():
+    assert known_rounds(Fixed(3), []).rounds == []
+    run = known_rounds(Fixed(3), np.array([9, 0, 1, 1, 0]))
+    assert seen(run) == [(3, 3, 3, True), (0, 0, 0, False)], "no draft reaches past the end"
+    assert all(type(x) is int for r in run.rounds for x in (r.drafted, r.tested, r.accepted))
