@@ -709,11 +709,7 @@ class ModelDrafter:
             if a != b:
                 break
             same += 1
-        length = min(same, self.model.length, len(tokens) - 1)
-        try:
-            self.model.rollback(length)
-        except BadInput:                                       # in a cascade, of a model whose layers hold a state
-            self.model.rollback(0)                             # that cannot go back: it reads the sequence anew
+        go_back(self.model, min(same, self.model.length, len(tokens) - 1))
 
     def _goes_on(self, token, q, row, history) -> bool:
         """Whether to draft on behind this token, which is part of the draft either way."""
@@ -855,6 +851,18 @@ def room(model: Decoder, tokens, gamma: int) -> int:
     return gamma if limit is None else min(gamma, limit - len(tokens) + 1)
 
 
+def go_back(model: Decoder, length: int) -> int:
+    """Roll back to this length, or to 0 where layers hold a state that cannot go back so far -> the length it has now.
+
+    A hybrid's state goes back to its last commit at most; what is sent next then begins with the sequence's start.
+    """
+    try:
+        model.rollback(length)
+    except BadInput:
+        model.rollback(length := 0)
+    return length
+
+
 def catch_up(model: Decoder, tokens) -> list[int]:
     """Send a long prompt's tokens (n,), whose logits nobody reads, but for the last -> what is still to be sent."""
     if len(tokens) > 16 and hasattr(model, "prefill"):
@@ -968,6 +976,16 @@ def accept_lengths(ranks, shape: TreeShape) -> np.ndarray:
         at = np.where(at >= 0, step[at, np.minimum(ranks[:, d:d + starts], widest)], -1)
         lengths += at >= 0
     return lengths.reshape(-1)
+
+
+def accept_lengths_to_end(ranks, shape: TreeShape) -> np.ndarray:
+    """`accept_lengths` behind every token of one text: ranks (n,) -> (n,), where starts near the end are counted too.
+
+    There drafts are cut short, as the text's last token is the target's own: at most n - 1 - i at start i.
+    """
+    n = len(ranks)
+    padded = np.append(ranks, np.full(shape.depth, np.iinfo(np.int64).max))      # past the end nothing is accepted
+    return np.minimum(accept_lengths(padded, shape)[:n], np.arange(n)[::-1])
 
 
 def tree_accept_lengths(ranks, branching: Sequence[int]) -> tuple[np.ndarray, int]:

@@ -26,7 +26,8 @@ from console import (Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Posit
 from decode_lab import (ModelDrafter, Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
                         residual, speculative_generate)
 from lab import toy
-from lab.tables import PROPOSALS, Table, exact_acceptance, joint
+from lab.tables import (PROPOSALS, Misreporting, Table, exact_acceptance, joint, transition_distances,
+                        transitions)
 from lab.transformer import TransformerLM, config_like, truncate
 from llm_math import alpha_from_tau, best_gamma, expected_tokens, speedup, tau_from_positions
 
@@ -97,17 +98,7 @@ observe("The draft's token is accepted in {taken:.1%} of rounds: alpha = sum of 
 # Then the loop samples. χ² is taken over the transitions from token to token; its p-value is the share of
 # plain samples of the same size with a larger χ². Their total variation (TV) is the noise floor.
 
-
 # %%
-class SaidToBeDrawn(ModelDrafter):
-    """Wrong: proposes the likeliest token, and reports q as if the token had been drawn from it."""
-
-    def propose(self, tokens, gamma, rng):
-        draft = super().propose(tokens, gamma, rng)
-        draft.q = [Q[last] for last in [tokens[-1], *draft.tokens][:-1]]
-        return draft
-
-
 rng = np.random.default_rng(A.seed)
 P, other = rng.dirichlet(np.ones(A.vocabulary), (2, A.vocabulary))
 Q = (P + other) / 2
@@ -125,25 +116,16 @@ observe("A round has the target's distribution to float64 rounding: no sequence 
 observe("The check can fail: with the wrong use of the rule, some sequence is off by {off:.3f}.", off=wrong,
         holds=wrong > 1e-6)
 
-
 # %%
-def chi_square_and_tv(counts):
-    """Of transition counts (..., V, V) against P: chi-square, and total variation (rows by their share)."""
-    expected = counts.sum(-1, keepdims=True) * P
-    off = np.abs(counts - expected)
-    return (off**2 / np.maximum(expected, 1e-300)).sum((-1, -2)), off.sum((-1, -2)) / 2 / counts.sum((-1, -2))
-
-
 rows = []
 for name, drafter, gamma in [("plain decoding", None, 0), ("gamma = 1", ModelDrafter(Table(Q)), 1),
                              ("gamma = 3", ModelDrafter(Table(Q)), 3),
-                             ("WRONG, as above", SaidToBeDrawn(Table(Q), Sampler(0.0)), 3)]:
+                             ("WRONG, as above", Misreporting(ModelDrafter(Table(Q), Sampler(0.0)), Q), 3)]:
     tokens, run = (speculative_generate(Table(P), drafter, [0], A.samples, gamma, 1.0, rng) if drafter
                    else autoregressive_generate(Table(P), [0], A.samples, 1.0, rng))
-    counts = np.zeros(P.shape, int)
-    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
-    (chi_square, tv), plain = chi_square_and_tv(counts), chi_square_and_tv(
-        rng.multinomial(counts.sum(1), P, (2000, len(P))))
+    counts = transitions(tokens, len(P))
+    (chi_square, tv), plain = transition_distances(counts, P), transition_distances(
+        rng.multinomial(counts.sum(1), P, (2000, len(P))), P)
     p_value = (1 + (plain[0] >= chi_square).sum()) / (1 + len(plain[0]))
     rows.append([name, run.tau, chi_square, P.size - len(P), p_value, tv, np.median(plain[1])])
 print_table(["decoding", "tau", "chi-square", "dof", "p-value", "TV", "noise floor"], rows,

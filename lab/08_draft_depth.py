@@ -21,7 +21,7 @@ import numpy as np
 
 from console import (BadInput, Count, OneOf, Within, assumptions, figure, observe, print_table,
                      progress, record_samples, subplots)
-from decode_lab import ModelDrafter, Run, TreeShape, accept_lengths, draft_ranks, speculative_generate
+from decode_lab import ModelDrafter, Run, TreeShape, accept_lengths_to_end, draft_ranks, speculative_generate
 from hw_specs import CHIPS, chip
 from lab import toy
 from lab.draft_length import AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, round_seconds, steps
@@ -74,19 +74,9 @@ order, half = np.argsort((ranks == 0).mean(axis=1), kind="stable"), (A.requests 
 chosen = {"easy": order[::-1][:A.requests], "hard": order[:A.requests]}
 chosen["alternating"] = np.ravel([chosen["easy"][:half], chosen["hard"][:half]], order="F")[:A.requests]
 chain = TreeShape.branching((1,) * A.gamma_max)
-
-
-def known_accepts(requests) -> list[int]:
-    """Behind each new token, the drafted tokens that would be accepted; near a request's end fewer are drafted."""
-    found = []
-    for row in ranks[requests]:
-        padded = np.append(row, np.full(A.gamma_max, target.vocab_size))
-        left = np.arange(A.new_tokens)[::-1]
-        found += np.minimum(accept_lengths(padded, chain)[:A.new_tokens], left).tolist()
-    return found
-
-
-accepts = {text: known_accepts(requests) for text, requests in chosen.items()}
+# Behind each new token of a text, the drafted tokens that would be accepted.
+accepts = {text: np.concatenate([accept_lengths_to_end(row, chain) for row in ranks[requests]])
+           for text, requests in chosen.items()}
 print_table(["text", "requests", "tokens", "agreement", "accept length"], [
     [text, len(requests), len(accepts[text]), (ranks[requests] == 0).mean(), np.mean(accepts[text])]
     for text, requests in chosen.items()], formats={"agreement": ".2f", "accept length": ".2f"},

@@ -26,7 +26,7 @@ from lab import toy
 from lab.cascade import CascadeDrafter
 from lab.draft_length import round_seconds, steps
 from lab.replay import KnownText, Remembered
-from lab.tables import Table
+from lab.tables import Misreporting, Table, transition_distances, transitions
 from llm_math import MODELS, best_cascade, model, verify_time
 
 NAMES = ("small", "middle", "large")
@@ -69,32 +69,18 @@ if not model(A.small).n_params() < model(A.middle).n_params() < model(A.large).n
 # to token; the noise floor is the median of as many plain samples, "chance" what all but one in a thousand
 # stay below.
 
-
 # %%
-class ReportsTheSmallOnes(CascadeDrafter):
-    """Wrong: reports the q of the model that proposed first."""
-
-    def propose(self, tokens, gamma, rng):
-        draft = super().propose(tokens, gamma, rng)
-        draft.q = [SMALL[last] for last in [tokens[-1], *draft.tokens][:-1]]
-        return draft
-
-
 rng = np.random.default_rng(A.seed)
 LARGE, one, two = rng.dirichlet(np.ones(A.vocabulary), (3, A.vocabulary))
 MIDDLE, SMALL = (LARGE + one) / 2, (LARGE + one + 2 * two) / 4
-rows = []
-for name, make in (("plain decoding", None), ("cascade, the middle one's q", CascadeDrafter),
-                   ("WRONG: the small one's q", ReportsTheSmallOnes)):
-    if make is None:
-        tokens, run = autoregressive_generate(Table(LARGE), [0], A.samples, 1.0, rng)
-    else:
-        drafter = make(Table(MIDDLE), ModelDrafter(Table(SMALL)), 2)
-        tokens, run = speculative_generate(Table(LARGE), drafter, [0], A.samples, 3, 1.0, rng)
-    counts = np.zeros(LARGE.shape, int)
-    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+cascade, rows = CascadeDrafter(Table(MIDDLE), ModelDrafter(Table(SMALL)), 2), []
+for name, drafter in (("plain decoding", None), ("cascade, the middle one's q", cascade),
+                      ("WRONG: the small one's q", Misreporting(cascade, SMALL))):
+    tokens, run = (speculative_generate(Table(LARGE), drafter, [0], A.samples, 3, 1.0, rng) if drafter
+                   else autoregressive_generate(Table(LARGE), [0], A.samples, 1.0, rng))
+    counts = transitions(tokens, len(LARGE))
     chance = rng.multinomial(counts.sum(1), LARGE, (500, len(LARGE)))
-    tv, floor = (np.abs(x - counts.sum(1, keepdims=True) * LARGE).sum((-1, -2)) / 2 / counts.sum() for x in (counts, chance))
+    tv, floor = (transition_distances(x, LARGE)[1] for x in (counts, chance))
     rows.append([name, run.tau, float(tv), float(np.median(floor)), float(np.quantile(floor, 0.999))])
 print_table(["decoding", "tau", "TV", "noise floor", "chance, 99.9%"], rows, formats=dict.fromkeys(
     ["TV", "noise floor", "chance, 99.9%"], ".4f"), title=f"{A.samples} sampled tokens against the target's distribution")
@@ -264,11 +250,10 @@ for T, how, found in ((0.0, "Greedy, all draft lengths counted", {name: found[0]
     gain, said = found["cascade"] / max(found[pair], 1.0), family[T]["gain"]
     observe(how + ", the cascade is {x:.2f} times as fast as the better pair, {pair} and large: it {verdict}. The formula "
             "predicts {y:.2f}, within 0.15.", x=gain, pair=pair, verdict=verdict(gain), y=said, holds=abs(gain - said) < 0.15)
-flattered = {T: float(compare(c1, c2, x["alpha_12"], x["alpha_23"])["gain"]) for T, x in alpha.items()}
-product = alpha[0.0]["alpha_12"] * alpha[0.0]["alpha_23"]
-observe("Greedy, the target agrees with the small model on {a:.0%} of tokens, more than the product of the other two, {b:.0%}: "
-        "all three learned the same text. With the product a gain of {x:.2f} would be predicted.", a=alpha[0.0]["alpha_13"],
-        b=product, x=flattered[0.0], holds=alpha[0.0]["alpha_13"] > product)
+a12, a23, a13 = alpha[0.0].values()
+observe("Greedy, the target agrees with the small model on {a:.0%} of tokens, more than the product of the other two, "
+        "{b:.0%}: all three learned the same text. With the product a gain of {x:.2f} would be predicted.", a=a13,
+        b=a12 * a23, x=compare(c1, c2, a12, a23)["gain"], holds=a13 > a12 * a23)
 
 # %% [markdown]
 # The figure: where a cascade beats both pairs. Left over the two acceptances, at the costs above, with alpha_13 their
@@ -281,7 +266,7 @@ observe("Greedy, the target agrees with the small model on {a:.0%} of tokens, mo
 fig, axes = subplots(1, 2, size=(10.0, 4.4))
 a, c = np.linspace(0.3, 0.98, 35), np.linspace(0.01, 0.45, 45)
 panels = ((a, a, compare(c1, c2, a[None, :], a[:, None])["gain"]),
-          (c, c, compare(c[None, :], c[:, None], *alpha[0.0].values())["gain"]))
+          (c, c, compare(c[None, :], c[:, None], a12, a23, a13)["gain"]))
 LEVELS, COLORS = (-40, -20, -10, -5, -0.5, 0.5, 5, 10, 20, 40), (
     "#b2182b", "#d6604d", "#f4a582", "#fddbc7", "#e8e8e8", "#d1e5f0", "#92c5de", "#4393c3", "#2166ac")
 for axis, (x, y, gain) in zip(axes, panels):

@@ -19,7 +19,7 @@ import numpy as np
 
 from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, observe, print_table, progress,
                      record_samples)
-from decode_lab import (ModelDrafter, PromptLookup, Run, SuffixLookup, TreeShape, accept_lengths, check_vocabulary,
+from decode_lab import (ModelDrafter, PromptLookup, Run, SuffixLookup, TreeShape, accept_lengths_to_end, check_vocabulary,
                         draft_ranks, speculative_generate, to_numpy)
 from lab import drafts, hf
 from lab.cascade import CascadeDrafter
@@ -147,9 +147,9 @@ def accepts_of(kind: str) -> dict[str, np.ndarray]:
         copies.append(same_start(lookup.propose(text[:at], A.copied).tokens, text[at:]))
     model.rollback(0)
     rows = to_numpy(model.extend(text[:-1]))[first - 1:, :target.vocab_size]
-    ranks = np.append(draft_ranks(np.append(rows, rows[-1:], 0), [0, *text[first:]]), [target.vocab_size] * A.gamma)
-    chain = accept_lengths(ranks, TreeShape.branching((1,) * A.gamma))[:len(left)]
-    return {"lookup": np.minimum(copies, left), "model": np.minimum(chain, left)}
+    ranks = draft_ranks(np.append(rows, rows[-1:], 0), [0, *text[first:]])
+    return {"lookup": np.minimum(copies, left),
+            "model": accept_lengths_to_end(ranks, TreeShape.branching((1,) * A.gamma))}
 
 
 def price(draft: str) -> list[float]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from console import progress
-from decode_lab import (Decoder, Drafter, Run, TreeShape, accept_lengths, autoregressive_generate, fit_row,
+from decode_lab import (Decoder, Drafter, Run, TreeShape, accept_lengths_to_end, autoregressive_generate, fit_row,
                         greedy_ids, speculative_generate, to_numpy, tree_generate)
 from lab import hf, rivals
 from lab.drafts import LayerDraft
@@ -165,9 +165,7 @@ def foretold(method: Method, t: StepCurve, c: Mapping[str, float], target, text,
     opened = [0 if parent < 0 else depths[parent] for parent in {-1, *(p for p, _ in method.shape.nodes)}]  # by level
     levels = np.cumsum([0, *t(np.bincount(opened))])
     deep = np.minimum(left, max(method.shape.depth, 1))
-    padded = np.append(ranks, np.full(method.shape.depth, target.vocab_size))  # past the end nothing is accepted
-    accepted = np.minimum(accept_lengths(padded, method.shape)[:len(ranks)], left)
-    return [1 + float(accepted.mean()),
+    return [1 + float(accept_lengths_to_end(ranks, method.shape).mean()),
             float(c[method.draft] * levels[np.minimum(deep, len(levels) - 1)].mean()),
             float(np.mean([t(1 + (depths <= d).sum()) for d in deep]))]
 

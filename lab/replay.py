@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from console import BadInput
-from decode_lab import checked_ids, checked_path, tree_layout
+from decode_lab import checked_ids, checked_path, go_back, tree_layout
 
 
 class KnownText:
@@ -118,11 +118,7 @@ class KeptPrefix:
 
     def _go_back(self, tokens) -> int:
         """Make the cache hold what it shares with these tokens, or nothing -> how many that are."""
-        same = self.shared(tokens)
-        try:
-            self.model.rollback(same)
-        except BadInput:                                       # a state that cannot go back before its last commit
-            self.model.rollback(same := 0)
+        same = go_back(self.model, self.shared(tokens))
         self._tokens, self._emptied = tokens[:same], False
         return same
 
@@ -192,11 +188,7 @@ class Remembered:
 
     def _hold(self, tokens):
         """Make the model's cache hold these tokens, from as far back as they differ."""
-        same = same_start(self._inside, tokens)
-        try:
-            self.model.rollback(same)
-        except BadInput:                                       # a state that cannot go back before its last commit
-            self.model.rollback(same := 0)
+        same = go_back(self.model, same_start(self._inside, tokens))
         if tokens[same:]:
             getattr(self.model, "prefill", self.model.extend)(tokens[same:])
         self._inside = list(tokens)

@@ -25,6 +25,38 @@ class Table:
         self.length = length
 
 
+class Misreporting:
+    """Wrong: a drafter that reports the q of a table (V, V) for tokens that `drafter` drew from something else."""
+
+    def __init__(self, drafter, q):
+        self.drafter, self.q, self.name = drafter, q, drafter.name
+
+    def reset(self, target, sampler):
+        self.drafter.reset(target, sampler)
+
+    def propose(self, tokens, gamma, rng):
+        draft = self.drafter.propose(tokens, gamma, rng)
+        draft.q = [self.q[last] for last in [tokens[-1], *draft.tokens][:-1]]
+        return draft
+
+    def kept(self, tokens):
+        self.drafter.kept(tokens)
+
+
+def transitions(tokens, vocab_size):
+    """How often each token (row) was followed by each (column): ids (n,) -> counts (V, V)."""
+    counts = np.zeros((vocab_size, vocab_size), int)
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    return counts
+
+
+def transition_distances(counts, p):
+    """Of transition counts (..., V, V) from a table p (V, V): chi-square, and total variation (rows by their share)."""
+    expected = counts.sum(-1, keepdims=True) * p
+    off = np.abs(counts - expected)
+    return (off**2 / np.maximum(expected, 1e-300)).sum((-1, -2)), off.sum((-1, -2)) / 2 / counts.sum((-1, -2))
+
+
 # What may be proposed at a position: [(probability, candidates, the q of each)].
 PROPOSALS = {
     "one drawn": lambda q: [(q[x], [x], [q]) for x in np.flatnonzero(q)],

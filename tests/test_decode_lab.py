@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import decode_lab as dl
 from console import BadInput
 from decode_lab import (ConfidentTreeDrafter, Draft, ModelDrafter, PromptLookup, Round, Run, Sampler,
-                        TreeDrafter, TreeShape, accept, accept_lengths, autoregressive_generate, best_tree,
-                        draft_ranks, rank_table, residual, speculative_generate, tree_accept_lengths,
-                        tree_generate, verify)
+                        TreeDrafter, TreeShape, accept, accept_lengths, accept_lengths_to_end, autoregressive_generate,
+                        best_tree, draft_ranks, go_back, rank_table, residual, speculative_generate,
+                        tree_accept_lengths, tree_generate, verify)
 from fakes import (Counted, FakeDecoder, ScriptedDrafter, chain, exact, from_text, one_hot, outcomes, random_decoder,
                    same_distribution, script, table_logits, tree)
 from lab.transformer import QCFG, Config, TransformerLM, init_params
@@ -1423,3 +1423,32 @@ def test_shapes_and_ranks_that_do_not_fit_are_refused():
     with pytest.raises(BadInput):
         best_tree([np.nan], 3)
     assert np.isnan(Run().tau) and np.isnan(Run().ttft)
+
+
+@pytest.mark.parametrize("widths", [(1, 1, 1), (1,), (2, 1), ()])
+def test_accept_lengths_to_the_end_by_hand(widths):
+    """At each start: walk on while the next token is on the tree, but leave the text's last token to the target."""
+    shape, ranks = TreeShape.branching(widths), np.random.default_rng(3).integers(3, size=40)
+    for text in (ranks, ranks[:1], np.zeros(5, int)):
+        expected = []
+        for i in range(len(text)):
+            deep = min(len(widths), len(text) - 1 - i)
+            expected.append(next((d for d in range(deep) if text[i + d] >= widths[d]), deep))
+        assert accept_lengths_to_end(text, shape).tolist() == expected
+
+
+class Stuck:
+    """Its state cannot go back before token 5."""
+
+    length = 9
+
+    def rollback(self, length):
+        if 0 < length < 5:
+            raise BadInput("no past before 5")
+        self.length = length
+
+
+@pytest.mark.parametrize("asked, given", [(7, 7), (5, 5), (4, 0), (0, 0)])
+def test_a_state_that_cannot_go_back_so_far_begins_anew(asked, given):
+    model = Stuck()
+    assert go_back(model, asked) == model.length == given
