@@ -16,10 +16,10 @@ test: setup
 	$(PY) -m pytest -n 2
 
 notebooks: setup
-	$(PY) -m lab.notebooks
+	$(PY) -m lab.support.notebooks
 
 readme: setup
-	$(PY) -m lab.readme
+	$(PY) -m lab.support.readme
 
 gpu: setup
 	$(PY) -m lab gpu

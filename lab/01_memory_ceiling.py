@@ -21,7 +21,7 @@ import numpy as np
 from console import (Count, Share, OneOf, Positive, assumptions, figure, fmt_bytes, fmt_time, observe,
                      print_table, sliders, subplots)
 from hw_specs import CHIPS, chip, measure_this_machine
-from lab.transformer import Config
+from lab.toy.transformer import Config
 from llm_math import ELEMENT_BYTES, MODELS, ModelShape, critical_batch, max_batch, model, verify_time
 
 

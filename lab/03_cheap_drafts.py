@@ -24,8 +24,8 @@ from console import (Count, NonNegative, OneOf, Within, assumptions, figure, obs
                      record_samples, subplots)
 from decode_lab import draft_ranks
 from lab import toy
-from lab.quant import quantize_params
-from lab.transformer import TransformerLM, config_like, init_params, softmax, truncate
+from lab.models.quant import quantize_params
+from lab.toy.transformer import TransformerLM, config_like, init_params, softmax, truncate
 from llm_math import best_gamma, speedup
 
 

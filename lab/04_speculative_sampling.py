@@ -26,9 +26,9 @@ from console import (Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Posit
 from decode_lab import (ModelDrafter, Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
                         residual, speculative_generate)
 from lab import toy
-from lab.tables import (PROPOSALS, Misreporting, Table, exact_acceptance, joint, transition_distances,
+from lab.measure.tables import (PROPOSALS, Misreporting, Table, exact_acceptance, joint, transition_distances,
                         transitions)
-from lab.transformer import TransformerLM, config_like, truncate
+from lab.toy.transformer import TransformerLM, config_like, truncate
 from llm_math import alpha_from_tau, best_gamma, expected_tokens, speedup, tau_from_positions
 
 DRAFTS = ("small", "medium", "large-exit", *(f"first-{n}" for n in range(1, 6)))

@@ -22,8 +22,8 @@ from console import (Alpha, Count, Share, NonNegative, OneOf, Within, assumption
 from decode_lab import TreeShape, draft_ranks, tree_accept_lengths
 from hw_specs import CHIPS, chip
 from lab import toy
-from lab.quant import quantize_params
-from lab.transformer import TransformerLM, config_like, generate_batch, init_params, truncate
+from lab.models.quant import quantize_params
+from lab.toy.transformer import TransformerLM, config_like, generate_batch, init_params, truncate
 from llm_math import MODELS, best_round, expected_tokens, max_batch, model, verify_time
 
 Cost, Short = Within(0.0, 1e6), Within(6, 128)             # the deepest tree has 6 levels

@@ -21,8 +21,8 @@ from decode_lab import (ConfidentTreeDrafter, Run, Sampler, TreeDrafter, TreeSha
                         acceptance_probability, autoregressive_generate, best_tree, draft_ranks, overlap,
                         rank_table, residual, tree_generate)
 from lab import toy
-from lab.quant import quantize_params
-from lab.transformer import TransformerLM, config_like, truncate
+from lab.models.quant import quantize_params
+from lab.toy.transformer import TransformerLM, config_like, truncate
 
 Short, Levels = Within(8, 256), Within(1, 8)
 

@@ -24,9 +24,9 @@ from console import (BadInput, Count, OneOf, Within, assumptions, figure, observ
 from decode_lab import ModelDrafter, Run, TreeShape, accept_lengths_to_end, draft_ranks, speculative_generate
 from hw_specs import CHIPS, chip
 from lab import toy
-from lab.draft_length import AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, round_seconds, steps
-from lab.replay import KnownText, Remembered
-from lab.transformer import generate_batch
+from lab.drafters.draft_length import AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, round_seconds, steps
+from lab.measure.replay import KnownText, Remembered
+from lab.toy.transformer import generate_batch
 from llm_math import MODELS, model, verify_time
 
 

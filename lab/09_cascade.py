@@ -23,10 +23,10 @@ from console import (Alpha, BadInput, Count, NonNegative, OneOf, Within, assumpt
 from decode_lab import ModelDrafter, Run, Sampler, autoregressive_generate, speculative_generate
 from hw_specs import CHIPS, chip
 from lab import toy
-from lab.cascade import CascadeDrafter
-from lab.draft_length import round_seconds, steps
-from lab.replay import KnownText, Remembered
-from lab.tables import Misreporting, Table, transition_distances, transitions
+from lab.drafters.cascade import CascadeDrafter
+from lab.drafters.draft_length import round_seconds, steps
+from lab.measure.replay import KnownText, Remembered
+from lab.measure.tables import Misreporting, Table, transition_distances, transitions
 from llm_math import MODELS, best_cascade, model, verify_time
 
 NAMES = ("small", "middle", "large")

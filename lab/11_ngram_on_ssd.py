@@ -28,10 +28,11 @@ import console
 from console import (Count, NonNegative, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
                      record_samples)
 from decode_lab import Run, autoregressive_generate, speculative_generate
-from lab import corpus, disk, toy
-from lab.counting import BREAK, build_table
-from lab.ngram import PAGE, NgramTable, expected_pages
-from lab.tiers import NgramDrafter, tier_name
+from lab.ngram import corpus, disk
+from lab import toy
+from lab.ngram.counting import BREAK, build_table
+from lab.ngram.table import PAGE, NgramTable, expected_pages
+from lab.drafters.tiers import NgramDrafter, tier_name
 
 Short = Within(8, 160)
 

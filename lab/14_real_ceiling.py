@@ -24,7 +24,7 @@ from console import (Alpha, BadInput, Count, OneOf, assumptions, figure, fmt_byt
                      print_table, print_text, progress, record_samples, subplots)
 from decode_lab import Draft, PromptLookup, autoregressive_generate, speculative_generate
 from hw_specs import measure_this_machine
-from lab import hf
+from lab.models import hf
 from llm_math import expected_tokens, fit_step_time, tau_from_positions
 
 

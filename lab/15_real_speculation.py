@@ -22,14 +22,14 @@ from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, f
                      progress, record_samples)
 from decode_lab import (ModelDrafter, PromptLookup, Run, Sampler, SuffixLookup, TreeDrafter, TreeShape, accept_lengths,
                         best_tree, check_vocabulary, draft_ranks, rank_table)
-from lab import drafts, hf
-from lab.draft_length import CostAware
-from lab.experiment import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
+from lab.models import drafts, hf
+from lab.drafters.draft_length import CostAware
+from lab.measure.experiment import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
                             usual_methods)
-from lab.prompts import PROMPTS, every
-from lab.quant import parse_scheme
-from lab.replay import KeptPrefix, Remembered
-from lab.transformer import softmax
+from lab.measure.prompts import PROMPTS, every
+from lab.models.quant import parse_scheme
+from lab.measure.replay import KeptPrefix, Remembered
+from lab.toy.transformer import softmax
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, o
                      record_samples)
 from decode_lab import (ModelDrafter, PromptLookup, Run, SuffixLookup, TreeShape, accept_lengths_to_end, check_vocabulary,
                         draft_ranks, speculative_generate, to_numpy)
-from lab import drafts, hf
-from lab.cascade import CascadeDrafter
-from lab.draft_length import (AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds,
+from lab.models import drafts, hf
+from lab.drafters.cascade import CascadeDrafter
+from lab.drafters.draft_length import (AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds,
                               steps)
-from lab.experiment import Method, generate_method, in_turn, speedup, step_seconds
-from lab.prompts import PROMPTS
-from lab.quant import parse_scheme
-from lab.replay import KnownText, same_start
+from lab.measure.experiment import Method, generate_method, in_turn, speedup, step_seconds
+from lab.measure.prompts import PROMPTS
+from lab.models.quant import parse_scheme
+from lab.measure.replay import KnownText, same_start
 
 FOUND = (0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 16, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29)
 

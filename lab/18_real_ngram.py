@@ -23,12 +23,14 @@ import console
 from console import (BadInput, Count, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
                      record_samples)
 from decode_lab import Run, Sampler, speculative_generate
-from lab import corpus, disk, hf, toy
-from lab.counting import build_table
-from lab.experiment import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
-from lab.ngram import NgramTable
-from lab.prompts import PROMPTS
-from lab.tiers import NgramDrafter, tier_name
+from lab.ngram import corpus, disk
+from lab.models import hf
+from lab import toy
+from lab.ngram.counting import build_table
+from lab.measure.experiment import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
+from lab.ngram.table import NgramTable
+from lab.measure.prompts import PROMPTS
+from lab.drafters.tiers import NgramDrafter, tier_name
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ def doctor() -> int:
     print_table(["item", "value"], rows, title="This machine, measured", measured=["value"])
 
     try:
-        from lab import hf
+        from lab.models import hf
     except ImportError as error:
         print_text(f"Real models: not looked for, because {error.name or error} is missing (make setup).")
         return 0
@@ -261,7 +261,7 @@ def fetch(words: list[str]) -> int:
     if not words or flag:
         raise BadInput(f"fetch needs the names of models{f', not {flag}' if flag else ''}: pythia, lfm2, lfm3-vl, one "
                        "that doctor lists, or owner/name")
-    from lab import hf
+    from lab.models import hf
 
     for hub_id in dict.fromkeys(hub_id for word in words for hub_id in hf.fetched_by(word)):
         folder = hf.fetch(hub_id)
@@ -308,15 +308,15 @@ def main(argv: list[str]) -> int:
     if command == "fetch":
         return fetch(rest)
     if command == "gpu":
-        from lab import gpu
+        from lab.support import gpu
 
         return gpu.run(rest)
     if command == "ngram":
-        from lab import ngram_cli
+        from lab.ngram import command as ngram_cli
 
         return ngram_cli.run(rest)
     if command == "chat":
-        from lab import chat
+        from lab.chat import conversation as chat
 
         return chat.run(rest)
     if rest:

@@ -2,7 +2,7 @@
 
 import torch
 
-from lab.prompts import PROMPTS
+from lab.measure.prompts import PROMPTS
 
 
 def tokenizer(texts):

@@ -1,0 +1,235 @@
+"""Demos 02 and 03: what their records hold, under the defaults and when an assumption is edited."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import console
+from console import BadInput
+from decode_lab import overlap
+from lab import toy
+from lab.models.quant import quantize_params
+from lab.toy.transformer import softmax
+from llm_math import best_gamma
+from records import table
+
+LAB = Path(console.ROOT) / "lab"
+CACHE, DRAFTS = LAB / "02_kv_cache.py", LAB / "03_cheap_drafts.py"
+SMALL_CACHE = ("--prompt-tokens", 4, "--new-tokens", 40, "--repeats", 1, "--prompts", 8, 40,
+               "--answer-tokens", 3)
+SMALL_DRAFTS = ("--windows", 2)
+
+
+@pytest.fixture(scope="module")
+def cache():
+    return console.run_demo(CACHE, SMALL_CACHE)
+
+
+@pytest.fixture(scope="module")
+def drafts():
+    return console.run_demo(DRAFTS, SMALL_DRAFTS)
+
+
+def told(record, measured=False):
+    """{first words: holds} of the observations that are no readings of the machine (or are)."""
+    return {o["text"]: o["holds"] for o in record["observations"] if o["measured"] == measured}
+
+
+def unmeasured(record):
+    """The record without host, versions, and readings of the machine."""
+    tables = []
+    for t in record["tables"]:
+        keep = [i for i, name in enumerate(t["columns"]) if name not in t["measured"]]
+        tables.append([t["title"], [[row[i] for i in keep] for row in t["rows"]]])
+    return json.dumps([record["demo"], record["assumptions"], tables, told(record), record["figures"]])
+
+
+# -- 02 ----------------------------------------------------------------------------------------------------
+
+
+def test_both_versions_agree_and_every_claim_holds(cache):
+    assert all(told(cache).values()) and len(told(cache)) >= 6
+    logits, = table(cache, "Logits with a cache and without")
+    assert logits["forwards"] == 40
+    assert 0 < logits["largest difference"] < 256 * logits["float32 step there"]
+
+
+def test_counts_meet_the_formulas(cache):
+    rows = table(cache, "Counted work")
+    assert {row["cache"] for row in rows} == {True, False}
+    for row in rows:
+        assert row["sent"] == (1 if row["cache"] else row["tokens so far"])
+        assert row["with masked"] == pytest.approx(1, abs=1e-9)
+        assert row["B / formula"] == pytest.approx(1, abs=0.005)     # the norms, which the formula leaves out
+        over = row["FLOP / formula"]
+        assert over == pytest.approx(1) if row["cache"] else over > 1
+    # By hand, for the toy of 6 layers: a position attended to costs 4 x heads x head_dim FLOPs in each.
+    with_cache = [row for row in rows if row["cache"]]
+    c = toy.load("large").config
+    grown = (with_cache[-1]["MFLOP"] - with_cache[0]["MFLOP"]) * 1e6
+    positions = with_cache[-1]["tokens so far"] - with_cache[0]["tokens so far"]
+    assert grown == pytest.approx(positions * c.n_layers * 4 * c.n_heads * c.head_dim)
+
+
+def test_linear_and_quadratic(cache):
+    with_cache, without = table(cache, "The whole text")
+    assert 1 < with_cache["2nd half / 1st"] < 1.2
+    # (4 + i) summed over i: the second 20 tokens against the first, by hand, and attention on top.
+    by_hand = sum(range(24, 44)) / sum(range(4, 24))
+    assert by_hand < without["2nd half / 1st"] < by_hand * 1.1
+
+
+def test_cache_bytes(cache):
+    rows = table(cache, "KV cache of")
+    each = 6 * 2 * 2 * 32 * 4
+    for row in rows:
+        assert row["needed"] == row["tokens"] * each and row["allocated"] == row["slots"] * each
+        assert row["tokens"] <= row["slots"] <= max(64, 2 * row["tokens"])
+
+
+def test_intensity(cache):
+    for row in table(cache, "Arithmetic intensity"):
+        assert row["prefill / formula"] == pytest.approx(1, abs=0.01)
+        assert row["decode / formula"] == pytest.approx(1, abs=0.01)
+        assert row["prefill FLOP/B"] > row["decode FLOP/B"] and 0.4 < row["decode FLOP/B"] < 1
+
+
+def test_an_edited_assumption_changes_the_conclusion():
+    record = console.run_demo(CACHE, [*SMALL_CACHE, "--rounding-steps", 1, "--prompts", 2])
+    assert [holds for text, holds in told(record, measured=True).items() if "rounding" in text] == [False]
+    assert [holds for text, holds in told(record).items() if text.startswith("Prefilling 2 ")] == [False]
+    record = console.run_demo(CACHE, [*SMALL_CACHE, "--prompt-tokens", 400])
+    assert [holds for text, holds in told(record).items() if text.startswith("By FLOPs")] == [False]
+
+
+@pytest.mark.parametrize("flags", [("--new-tokens", 8), ("--new-tokens", 500), ("--answer-tokens", 1),
+                                   ("--prompts", 511), ("--model", "huge"), ("--repeats", 0),
+                                   ("--chip", "h1000")])
+def test_02_refuses(flags):
+    with pytest.raises(BadInput, match=str(flags[1])):
+        console.run_demo(CACHE, flags)
+
+
+# -- 03 ----------------------------------------------------------------------------------------------------
+
+
+def test_every_draft_is_there_for_its_own_target(drafts):
+    costs = table(drafts, "One decode step")
+    assert [(row["draft"], row["for target"]) for row in costs] == [
+        ("int8", "large"), ("int4-g32", "large"), ("int4-g128", "large"),
+        *((f"first {n}", target) for target in ("large", "large-exit") for n in (1, 2, 3)),
+        ("medium", "large"), ("small", "large"), ("first 1", "random"), ("int4-g128", "random")]
+    for title in ("The target's argmax", "Best chain"):
+        assert [(r["draft"], r["for target"]) for r in table(drafts, title)] == \
+            [(r["draft"], r["for target"]) for r in costs]
+
+
+def test_predicted_c_by_hand(drafts):
+    c = {(row["draft"], row["for target"]): row["predicted c"] for row in table(drafts, "One decode step")}
+    params, config = toy.load_params("large")
+    kv = 128 * 2 * config.n_kv_heads * config.head_dim * 2            # per layer, context 128, 2 bytes
+    full = 2 * config.n_params() + 6 * kv
+    _, report = quantize_params(params, "int4-g32", float_bytes=2)
+    assert c["int4-g32", "large"] == pytest.approx((report.bytes + 6 * kv) / full)
+    layer = sum(w.size for w in params["layers"][0].values())
+    cut = config.n_params() - 5 * layer
+    for target in ("large", "large-exit", "random"):
+        assert c["first 1", target] == pytest.approx((2 * cut + kv) / full)
+    assert c["small", "large"] < c["medium", "large"] < c["int8", "large"] < 1
+
+
+def test_alpha_and_ranks(drafts):
+    rows = {(row["model"], row["for target"]): row for row in table(drafts, "Held-out loss")}
+    first_k = {(row["draft"], row["for target"]): row for row in table(drafts, "The target's argmax")}
+    for kind in ("code", "prose"):
+        for key, row in rows.items():
+            if key[1] == "itself":
+                assert row[f"{kind}: alpha"] is None
+                continue
+            assert 0 < row[f"{kind}: alpha"] <= 1
+            shares = [first_k[key][f"{kind}: {k}"] for k in (1, 2, 4, 8)]
+            assert shares == sorted(shares) and 0 <= shares[0] and shares[-1] <= 1
+        alpha = {key: row[f"{kind}: alpha"] for key, row in rows.items()}
+        assert alpha["int8", "large"] > alpha["int4-g32", "large"] > alpha["first 1", "large"]
+        assert rows["random", "itself"][f"{kind}: loss"] == pytest.approx(math.log(1024), abs=0.1)
+        assert rows["large", "itself"][f"{kind}: loss"] < rows["small", "large"][f"{kind}: loss"] < 4
+
+
+def test_alpha_is_decode_lab_overlap_averaged(drafts):
+    """One window's worth recomputed row by row, with the rule's own function."""
+    alpha = {row["model"]: row["code: alpha"] for row in table(drafts, "Held-out loss")
+             if row["for target"] == "large"}
+    ids = np.array(toy.encode(toy.heldout("code")))
+    rows = np.stack([ids[start:start + 256] for start in (0, len(ids) - 257)])
+    p, q = (softmax(toy.load(name).full_logits(rows).astype(float)).reshape(-1, 1024)
+            for name in ("large", "small"))
+    assert alpha["small"] == pytest.approx(np.mean([overlap(a, b) for a, b in zip(p, q)]), abs=1e-5)
+
+
+def test_best_chain_is_llm_maths(drafts):
+    costs = {(r["draft"], r["for target"]): r["predicted c"] for r in table(drafts, "One decode step")}
+    for row in table(drafts, "Best chain"):
+        for kind in ("code", "prose"):
+            gamma, gain = best_gamma(row[f"{kind}: alpha"], costs[row["draft"], row["for target"]], 16)
+            assert (row[f"{kind}: gamma"], row[f"{kind}: speedup"]) == (gamma, pytest.approx(gain))
+
+
+def test_bytes_alone_do_not_set_the_time(drafts):
+    """The claim compares medium with the first layer for large, neither of them quantized."""
+    rows = {(r["draft"], r["for target"]): r for r in table(drafts, "One decode step")}
+    medium, cut = rows["medium", "large"], rows["first 1", "large"]
+    text, = (text for text in told(drafts, measured=True) if text.startswith("Bytes alone"))
+    assert medium["KB a step"] < cut["KB a step"] and medium["layers"] > cut["layers"]
+    assert f"takes {medium['measured c'] / cut['measured c']:.2f} times as long" in text
+
+
+def test_edited_drafts(drafts):
+    flags = ["--windows", 1, "--quantized", "int4", "--layers", 6, "--max-gamma", 1]
+    record = console.run_demo(DRAFTS, flags)
+    alpha = {(r["model"], r["for target"]): r["code: alpha"] for r in table(record, "Held-out loss")}
+    assert alpha["first 6", "large"] == pytest.approx(1) and ("int8", "large") not in alpha
+    # All six layers cost a whole step, and training cannot make them agree more than fully.
+    assert {text.split(" ")[0]: holds for text, holds in told(record).items()}["First"] is False
+    assert [h for text, h in told(record, measured=True).items() if text.startswith("Bytes")] == [False]
+
+
+@pytest.mark.parametrize("flags", [("--quantized", "int3"), ("--layers", 7), ("--layers", 0),
+                                   ("--windows", 0),
+                                   ("--temperature", 0), ("--kind", "poetry")])
+def test_03_refuses(flags):
+    with pytest.raises(BadInput, match=str(flags[1])):
+        console.run_demo(DRAFTS, flags)
+
+
+# -- both --------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_give_the_same_record(cache, drafts):
+    assert unmeasured(console.run_demo(CACHE, SMALL_CACHE)) == unmeasured(cache)
+    assert unmeasured(console.run_demo(DRAFTS, SMALL_DRAFTS)) == unmeasured(drafts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("demo", [CACHE, DRAFTS])
+def test_all_claims_hold_under_the_defaults(demo):
+    record = console.run_demo(demo)
+    assert all(told(record).values()), told(record)
+    for path in record["figures"]:
+        assert (Path(console.ROOT) / path).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("demo, flags", [(CACHE, SMALL_CACHE), (DRAFTS, ("--windows", 1))])
+def test_readable_in_80_ascii_columns(script, demo, flags):
+    done = script(demo, *flags, encoding="ascii")
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode("ascii")
+    assert max(map(len, text.splitlines())) <= 80 and "Traceback" not in text
+
+
+def test_a_bad_flag_is_one_sentence(script):
+    done = script(DRAFTS, "--quantized", "int5")
+    assert done.returncode == 2 and done.stderr.decode().startswith('error: unknown quantization "int5"')
+    assert done.stderr.decode().count("\n") == 1

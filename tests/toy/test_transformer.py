@@ -1,0 +1,506 @@
+"""The numpy transformer against itself (cached, uncached, tree), torch, and transformers' Llama."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from console import BadInput
+from decode_lab import autoregressive_generate
+from lab import toy
+from lab.toy import transformer
+from lab.toy.transformer import (QCFG, Config, KVCache, TransformerLM, config_like, generate_batch, init_params,
+                             sample_tokens, truncate)
+
+TINY = Config(vocab_size=40, hidden=24, n_layers=3, n_heads=6, n_kv_heads=2, head_dim=8, ffn=40,
+              max_length=96)
+MHA = config_like(TINY, n_heads=3, n_kv_heads=3)
+MQA = config_like(TINY, n_heads=4, n_kv_heads=1, rope_theta=500.0, norm_eps=1e-3)
+
+
+def random_lm(config=TINY, seed=0):
+    """Random weights with larger embeddings and layers, so that attention and position change the logits."""
+    params = init_params(config, seed)
+    rng = np.random.default_rng(seed + 1)
+    params["embed"] = params["embed"] * np.float32(25)
+    params["norm"] = (1 + 0.3 * rng.standard_normal(config.hidden)).astype(np.float32)
+    for layer in params["layers"]:
+        layer["wq"], layer["wo"] = layer["wq"] * np.float32(2), layer["wo"] * np.float32(4)
+        for norm in ("attn_norm", "ffn_norm"):
+            layer[norm] = (1 + 0.3 * rng.standard_normal(config.hidden)).astype(np.float32)
+    return TransformerLM(params, config, "random")
+
+
+def text_for(lm, n, seed=0):
+    """Real text for a trained model, random ids for another."""
+    if lm.tokenizer:
+        return np.array(toy.encode(toy.heldout("code")[3000:3000 + 8 * n])[:n])
+    return np.random.default_rng(seed).integers(lm.vocab_size, size=n)
+
+
+MODELS = {"random": random_lm, "all heads cached": lambda: random_lm(MHA),
+          "one head cached": lambda: random_lm(MQA), "trained": lambda: toy.load("small")}
+
+
+@pytest.fixture(params=MODELS)
+def lm(request):
+    return MODELS[request.param]()
+
+
+def close(got, want, factor=1.0):
+    """Equal to float32 rounding: within 1e-4 of the values' spread (a wrong key moves them by a tenth)."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    worst, spread = np.abs(got - want).max(), want.std()
+    assert spread > 0 and worst <= factor * 1e-4 * spread, f"{worst:.2e} apart, spread {spread:.2e}"
+
+
+def branches(n, seed):
+    """A random tree: parents[i] in -1 … i - 1."""
+    rng = np.random.default_rng(seed)
+    return [int(rng.integers(-1, i)) if i else -1 for i in range(n)]
+
+
+def path_to(node, parents):
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+# -- one forward, three ways ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("pieces", [[70], [1] * 70, [1, 2, 3, 30, 1, 33], [64, 1, 5]])
+def test_cached_equals_uncached(lm, pieces):
+    """However the text is cut into forwards; 70 tokens cross the cache's first growth."""
+    text = text_for(lm, 70)
+    want, at, got = lm.full_logits(text[None])[0], 0, []
+    for n in pieces:
+        got.append(lm.extend(text[at:at + n]))
+        at += n
+        assert lm.length == at and lm.hidden.shape == (n, lm.config.hidden)
+    close(np.concatenate(got), want)
+
+
+def test_prefill_is_extend_without_logits(lm):
+    text = text_for(lm, 30)
+    assert lm.prefill(text[:20]) is None and lm.length == 20
+    close(lm.extend(text[20:]), lm.full_logits(text[None])[0, 20:])
+
+
+def test_batched_equals_single(lm):
+    batch = np.stack([text_for(lm, 25, seed) for seed in range(3)])
+    batch[1] = batch[1][::-1]
+    together = lm.full_logits(batch)
+    assert together.shape == (3, 25, lm.vocab_size)
+    for row, text in zip(together, batch):
+        close(row, lm.full_logits(text[None])[0])
+    assert lm.length == 0, "full_logits leaves the cache alone"
+
+
+def test_no_token_sees_what_follows_it(lm):
+    text = text_for(lm, 30)
+    other = text.copy()
+    other[20:] = other[20:][::-1]
+    a, b = lm.full_logits(np.stack([text, other]))
+    close(a[:20], b[:20])
+    assert np.abs(a[21:] - b[21:]).max() > 0.1
+
+
+@pytest.mark.parametrize("shape", ["random", "width 4", "chain", "root alone", "duplicate siblings"])
+def test_tree_nodes_equal_separate_forwards_on_their_paths(lm, shape):
+    """Each node sees the sequence and its ancestors, at the position that is its depth."""
+    parents = {"random": branches(12, 3), "width 4": [-1] * 4, "chain": [-1, 0, 1, 2, 3], "root alone": [-1],
+               "duplicate siblings": [-1, 0, 0, 1, 2]}[shape]
+    text, tokens = text_for(lm, 61), text_for(lm, 90)[-len(parents):].copy()
+    if shape == "duplicate siblings":
+        tokens[2], tokens[4] = tokens[1], tokens[3]
+    lm.extend(text)
+    got = lm.extend_tree(tokens, parents)
+    assert lm.length == 61 and lm.hidden.shape[0] == len(parents)
+    for i, row in enumerate(got):
+        alone = np.concatenate([text, tokens[path_to(i, parents)]])
+        close(row, lm.full_logits(alone[None])[0, -1])
+    if shape == "duplicate siblings":
+        close(got[2], got[1])
+        close(got[4], got[3])
+
+
+def test_a_tree_sent_level_by_level_equals_one_sent_at_once(lm):
+    text, parents = text_for(lm, 20), [-1, -1, 0, 0, 1, 2, 4]
+    tokens = text_for(lm, 60)[-7:]
+    lm.extend(text)
+    once = lm.extend_tree(tokens, parents)
+    lm.rollback(20)
+    pieces = [lm.extend_tree(tokens[a:b], parents[a:b]) for a, b in ((0, 2), (2, 5), (5, 7))]
+    close(np.concatenate(pieces), once)
+    lm.keep([0, 2, 5])
+    alone = np.concatenate([text, tokens[[0, 2, 5]], text[:4]])
+    close(lm.extend(text[:4]), lm.full_logits(alone[None])[0, -4:])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_compacted_cache_equals_plain_decodings(lm, seed):
+    """Keep a path of a random tree, twice, then the sequence goes on: keys, values and logits."""
+    plain = TransformerLM(lm.params, lm.config)
+    text, parents = text_for(lm, 50), branches(9, seed)
+    tokens = text_for(lm, 80)[-9:]
+    lm.extend(text)
+    sequence = list(text)
+    for _ in range(2):
+        lm.extend_tree(tokens, parents)
+        path = path_to(int(np.random.default_rng(seed).integers(3, 9)), parents)
+        lm.keep(path)
+        sequence += tokens[path].tolist()
+        assert lm.length == len(sequence)
+    plain.extend(sequence)
+    close(lm.cache.k[..., :lm.length, :], plain.cache.k[..., :lm.length, :])
+    close(lm.cache.v[..., :lm.length, :], plain.cache.v[..., :lm.length, :])
+    close(lm.extend(text[:3]), plain.extend(text[:3]))
+
+
+@pytest.mark.parametrize("to", [0, 1, 40, 69, 70])
+def test_rollback_forgets_what_follows_in_every_layer(lm, to):
+    text = text_for(lm, 90)
+    lm.extend(text[:70])
+    lm.rollback(to)
+    assert lm.length == to
+    other = text[::-1][:12]
+    close(lm.extend(other), lm.full_logits(np.concatenate([text[:to], other])[None])[0, to:])
+
+
+def test_rollback_and_keep_nothing_forget_a_pending_tree(lm):
+    text = text_for(lm, 20)
+    for forget in (lambda: lm.rollback(10), lambda: lm.keep([])):
+        lm.rollback(0)
+        lm.extend(text[:10])
+        lm.extend_tree(text[15:18], [-1, 0, 0])
+        forget()
+        assert lm.length == 10
+        close(lm.extend(text[10:]), lm.full_logits(text[None])[0, 10:])
+
+
+def test_the_cache_grows_by_doubling_and_reports_its_bytes():
+    lm = random_lm()
+    text, sizes = text_for(lm, 96), []
+    for t in text:
+        lm.extend([t])
+        sizes.append(lm.cache.k.shape[3])
+    assert sizes[0] == 64 and sizes[-1] == 128 and len(set(sizes)) == 2
+    assert lm.cache.nbytes == 2 * 3 * 2 * 128 * 8 * 4
+    small = KVCache(TINY, slots=4)
+    small.k[...] = 7
+    small.reserve(30)
+    assert small.k.shape[3] == 30 and (small.k[..., :4, :] == 7).all() and not small.k[..., 4:, :].any()
+
+
+def test_positions_past_the_rope_table_continue_it():
+    """A tree may stand past the end of the context: the same logits as of a model made for a longer one."""
+    short, long = random_lm(config_like(TINY, max_length=8)), random_lm(config_like(TINY, max_length=400))
+    text = text_for(long, 60)
+    close(short.extend(text[:8]), long.extend(text[:8]))
+    close(short.extend_tree(text[:3], [-1, 0, -1]), long.extend_tree(text[:3], [-1, 0, -1]))
+    close(short.full_logits([text]), long.full_logits([text]))
+    edge = random_lm(config_like(TINY, max_length=8))       # a tree's deepest node need not be its last
+    long.rollback(7)
+    edge.extend(text[:7])
+    close(edge.extend_tree(text[:4], [-1, 0, 1, -1]), long.extend_tree(text[:4], [-1, 0, 1, -1]))
+
+
+def test_flops_and_bytes_are_those_of_the_formula():
+    """Two per multiply-add: every weight once per token; q.k and the weighted sum over the keys."""
+    lm, c = random_lm(), TINY
+    lm.extend(text_for(lm, 10))
+    lm.flops = lm.bytes_read = 0
+    lm.extend([5])
+    matrices = c.n_params() - (2 * c.n_layers + 1) * c.hidden
+    assert lm.flops == 2 * matrices + c.n_layers * 2 * 2 * c.n_heads * c.head_dim * 11
+    assert lm.bytes_read == 4 * c.n_params() + 4 * 2 * c.n_layers * c.n_kv_heads * c.head_dim * 11
+
+
+# -- checks that can fail ------------------------------------------------------------------------------------
+
+def broken_write(monkeypatch):
+    """Keys go one slot too far in the last layer."""
+    class Shifted(np.ndarray):
+        def __setitem__(self, index, value):
+            if isinstance(index, tuple) and len(index) == 4 and index[0] == TINY.n_layers - 1:
+                s = index[3]
+                index = (*index[:3], slice(s.start + 1, s.stop + 1))
+            super().__setitem__(index, value)
+
+    make = KVCache.__init__
+
+    def init(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self.k = self.k.view(Shifted)
+
+    monkeypatch.setattr(KVCache, "__init__", init)
+
+
+def broken_value(monkeypatch):
+    """The cache keeps nothing of what a move should copy: compaction is forgotten."""
+    monkeypatch.setattr(KVCache, "move", lambda self, source, start: None)
+
+
+def broken_positions(monkeypatch):
+    """Cached steps start counting at 0 again."""
+    rope = TransformerLM._rope
+    monkeypatch.setattr(TransformerLM, "_rope", lambda self, positions: rope(self, positions - positions[0]))
+
+
+def broken_mask(monkeypatch):
+    """Every token of a forward sees all the others."""
+    forward = TransformerLM._forward
+    monkeypatch.setattr(TransformerLM, "_forward", lambda self, tokens, positions, mask, *rest: forward(
+        self, tokens, positions, None if mask is None else np.ones_like(mask), *rest))
+
+
+def dropped_layer(monkeypatch):
+    """Only the first layer's entries are rolled over into a larger cache."""
+    reserve = KVCache.reserve
+
+    def first_only(self, slots):
+        had = self.k.shape[3]
+        reserve(self, slots)
+        if self.k.shape[3] > had:
+            self.k[1:] = 0
+
+    monkeypatch.setattr(KVCache, "reserve", first_only)
+
+
+@pytest.mark.parametrize("damage, caught", [
+    (broken_write, "cached"), (broken_positions, "cached"), (broken_mask, "cached"),
+    (dropped_layer, "cached"), (broken_mask, "tree"), (broken_positions, "tree"),
+    (broken_value, "compacted")])
+def test_the_equality_checks_fail_on_a_broken_model(monkeypatch, damage, caught):
+    """A check that cannot fail is a defect: each passes on the model as it is and fails on a damaged one."""
+    check = {"cached": lambda: test_cached_equals_uncached(random_lm(), [1, 2, 3, 30, 1, 33]),
+             "tree": lambda: test_tree_nodes_equal_separate_forwards_on_their_paths(random_lm(), "random"),
+             "compacted": lambda: test_the_compacted_cache_equals_plain_decodings(random_lm(), 1)}[caught]
+    check()
+    damage(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_an_all_zero_model_does_not_pass_for_a_working_one():
+    """Zero weights make all logits equal, and cached = uncached trivially: `close` compares against their
+    spread, and the models above have one."""
+    for make in MODELS.values():
+        lm = make()
+        logits = lm.full_logits(text_for(lm, 30)[None])[0]
+        assert logits.std() > 0.5 and len(set(logits.argmax(-1).tolist())) > 5
+        moved = lm.full_logits(text_for(lm, 30)[None, ::-1])[0]
+        assert np.abs(moved[-1] - logits[0]).max() > 0.1, "the same last token after another past"
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("call, named", [
+    (lambda lm: lm.extend([]), "non-empty"), (lambda lm: lm.extend([[1, 2]]), "(1, 2)"),
+    (lambda lm: lm.extend([1, 40]), "40"), (lambda lm: lm.extend([-1]), "-1"),
+    (lambda lm: lm.prefill([40]), "40"),
+    (lambda lm: lm.full_logits([1, 2]), "(2,)"), (lambda lm: lm.full_logits([[1, 40]]), "40"),
+    (lambda lm: lm.rollback(6), "6"), (lambda lm: lm.rollback(-1), "-1"),
+    (lambda lm: lm.extend_tree([1, 2], [-1]), "[-1]"),
+    (lambda lm: lm.extend_tree([1, 2], [-1, 1]), "[-1, 1]"),
+    (lambda lm: lm.extend_tree([1], [-2]), "[-2]"), (lambda lm: lm.extend_tree([], []), "non-empty"),
+    (lambda lm: lm.extend_tree([40], [-1]), "40"), (lambda lm: lm.keep([0]), "[0]"),
+])
+def test_bad_input_is_one_sentence_and_changes_nothing(call, named):
+    lm = random_lm()
+    text = text_for(lm, 9)
+    lm.extend(text[:5])
+    with pytest.raises(BadInput) as error:
+        call(lm)
+    assert named in str(error.value) and str(error.value).endswith(".") and "\n" not in str(error.value)
+    close(lm.extend(text[5:]), lm.full_logits(text[None])[0, 5:])
+
+
+def test_a_pending_tree_must_be_settled_first():
+    lm = random_lm()
+    lm.extend([1, 2, 3])
+    lm.extend_tree([4, 5, 6], [-1, 0, -1])
+    for call in (lambda: lm.extend([1]), lambda: lm.prefill([1]), lambda: lm.keep([1]),
+                 lambda: lm.keep([0, 2]), lambda: lm.keep([0, 1, 2]), lambda: lm.keep([3]),
+                 lambda: lm.keep([-1])):
+        with pytest.raises(BadInput):
+            call()
+    lm.keep([0, 1])
+    assert lm.length == 5
+
+
+def test_layers_that_do_not_fit_the_configuration_are_refused():
+    with pytest.raises(BadInput, match="3 layers"):
+        TransformerLM(init_params(TINY, 0), config_like(TINY, n_layers=2))
+    for n in (0, 4):
+        with pytest.raises(BadInput, match=str(n)):
+            truncate(init_params(TINY, 0), n)
+
+
+# -- oracles -------------------------------------------------------------------------------------------------
+
+def trainer():
+    path = Path(toy.WEIGHTS).parent / "train.py"
+    spec = importlib.util.spec_from_file_location("train", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_logits_equal_those_of_the_training_script(lm):
+    import torch
+    train = trainer()
+    flat = {k: torch.from_numpy(np.ascontiguousarray(w)) for k, w in train.flatten(lm.params).items()}
+    batch = np.stack([text_for(lm, 64, seed) for seed in range(2)])
+    with torch.no_grad():
+        out = train.forward(flat, lm.config, torch.from_numpy(batch), exits=(1, 2))
+    close(lm.full_logits(batch), out[lm.config.n_layers].numpy(), 4)
+    for n in (1, 2):                                        # early exits are truncated models
+        short = TransformerLM(truncate(lm.params, n), config_like(lm.config, n_layers=n))
+        close(short.full_logits(batch), out[n].numpy(), 4)
+
+
+def llama(lm):
+    """transformers' LlamaForCausalLM with the same weights, in float32."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    c = lm.config
+    options = dict(vocab_size=c.vocab_size, hidden_size=c.hidden, intermediate_size=c.ffn,
+                   num_hidden_layers=c.n_layers, num_attention_heads=c.n_heads,
+                   num_key_value_heads=c.n_kv_heads, head_dim=c.head_dim, rms_norm_eps=c.norm_eps,
+                   max_position_embeddings=c.max_length,
+                   rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+                   tie_word_embeddings=True, attn_implementation="eager")
+    model = LlamaForCausalLM(LlamaConfig(**options)).eval()
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "wq": "self_attn.q_proj",
+             "wk": "self_attn.k_proj", "wv": "self_attn.v_proj", "wo": "self_attn.o_proj",
+             "w_gate": "mlp.gate_proj", "w_up": "mlp.up_proj", "w_down": "mlp.down_proj"}
+    state = {"model.embed_tokens.weight": lm.params["embed"], "model.norm.weight": lm.params["norm"],
+             "lm_head.weight": lm.params["embed"]}
+    for i, layer in enumerate(lm.params["layers"]):
+        assert set(layer) == set(names)
+        state.update({f"model.layers.{i}.{names[k]}.weight": w.T for k, w in layer.items()})
+    model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(w)) for k, w in state.items()})
+    return model
+
+
+def test_logits_equal_those_of_transformers_llama(lm):
+    import torch
+    model, batch = llama(lm), np.stack([text_for(lm, 64, seed) for seed in range(2)])
+    with torch.no_grad():
+        out = model(torch.from_numpy(batch), output_hidden_states=True)
+    close(lm.full_logits(batch), out.logits.numpy(), 4)
+    lm.extend(batch[1])
+    close(lm.hidden, out.hidden_states[-1][1].numpy(), 4)
+    assert sum(p.numel() for p in model.parameters()) == lm.config.n_params()
+
+
+# -- parameters ----------------------------------------------------------------------------------------------
+
+def arrays(params):
+    return [params["embed"], params["norm"]] + [w for layer in params["layers"] for w in layer.values()]
+
+
+@pytest.mark.parametrize("config", [Config(), QCFG, TINY, MHA, MQA])
+def test_n_params_counts_the_arrays(config):
+    params = init_params(config, 0)
+    assert config.n_params() == sum(w.size for w in arrays(params))
+    assert all(w.dtype == np.float32 for w in arrays(params)) and isinstance(params["layers"], list)
+    assert params["embed"].shape == (config.vocab_size, config.hidden)
+    assert len(params["layers"]) == config.n_layers
+    assert params["layers"][0]["wk"].shape == (config.hidden, config.n_kv_heads * config.head_dim)
+
+
+def test_init_params_depends_on_the_seed_alone():
+    a, b, c = (arrays(init_params(TINY, seed)) for seed in (0, 0, 1))
+    assert all((x == y).all() for x, y in zip(a, b)) and not (a[0] == c[0]).all()
+    layer = init_params(config_like(Config(), n_layers=2), 0)["layers"][0]
+    assert layer["wq"].std() == pytest.approx(128 ** -0.5, rel=0.05)
+    assert layer["w_down"].std() == pytest.approx(256 ** -0.5 / 2, rel=0.05)
+    assert init_params(Config(), 0)["embed"].std() == pytest.approx(0.02, rel=0.05)
+
+
+def test_config_like_and_truncate_share_the_arrays():
+    params = init_params(TINY, 0)
+    short = truncate(params, 2)
+    assert config_like(TINY, n_layers=2).n_layers == 2 and config_like(TINY, n_layers=2).ffn == TINY.ffn
+    assert len(short["layers"]) == 2 and short["embed"] is params["embed"] and len(params["layers"]) == 3
+    assert short["layers"][1]["wq"] is params["layers"][1]["wq"]
+
+
+# -- sampling in batches -------------------------------------------------------------------------------------
+
+def assert_plain_greedy(lm, tokens, prompt):
+    """Each row of tokens is what plain decoding says, or differs where the two best are within rounding."""
+    for row in tokens:
+        want, _ = autoregressive_generate(lm, row[:prompt], len(row) - prompt)
+        differ = np.flatnonzero(row != want)
+        if len(differ):
+            z = lm.full_logits(want[None, :differ[0]])[0, -1]
+            assert abs(z[row[differ[0]]] - z[want[differ[0]]]) < 1e-4
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_sample_tokens_at_temperature_zero_equal_plain_decoding(trained):
+    lm = toy.load("small") if trained else random_lm()
+    tokens = sample_tokens(lm.params, lm.config, 4, 40, seed=3, temperature=0)
+    assert tokens.shape == (4, 40) and tokens.dtype == np.int64
+    assert_plain_greedy(lm, tokens, 1)
+
+
+def test_generate_batch_equals_plain_decoding_of_each_prompt():
+    lm = random_lm()
+    prompts = np.stack([text_for(lm, 9, seed) for seed in range(3)])
+    tokens = generate_batch(lm, prompts, 20)
+    assert tokens.shape == (3, 29) and (tokens[:, :9] == prompts).all() and lm.length == 0
+    assert_plain_greedy(lm, tokens, 9)
+    assert generate_batch(lm, prompts, 0).tolist() == prompts.tolist()
+    drawn = [generate_batch(lm, prompts, 20, 1.0, rng) for rng in (None, np.random.default_rng(0))]
+    assert (drawn[0] == drawn[1]).all() and not (drawn[0] == tokens).all(), "without an rng, seed 0"
+    with pytest.raises(BadInput):
+        generate_batch(lm, [[1, 40]], 3)
+
+
+def test_sample_tokens_follow_the_models_distribution():
+    """First transitions of many sequences against softmax of the logits; the seed is fixed."""
+    lm = random_lm(config_like(TINY, vocab_size=5))
+    for temperature in (1.0, 2.0):
+        tokens = sample_tokens(lm.params, lm.config, 6000, 2, seed=0, temperature=temperature)
+        z = lm.full_logits(np.arange(5)[:, None])[:, 0].astype(np.float64) / temperature
+        for first in range(5):
+            second = tokens[tokens[:, 0] == first, 1]
+            assert len(second) > 1000
+            share = np.bincount(second, minlength=5) / len(second)
+            assert np.abs(share - transformer.softmax(z[first])).max() < 0.06      # four standard deviations
+
+
+def test_sample_tokens_depend_on_the_seed_alone():
+    params = init_params(QCFG, 0)
+    a, b, c = (sample_tokens(params, QCFG, 2, 12, seed) for seed in (0, 0, 1))
+    assert (a == b).all() and not (a == c).all() and a.min() >= 0 and a.max() < 256
+
+
+def test_nothing_overflows():
+    """Large activations: softmax and the gate stay finite, without a warning."""
+    with np.errstate(over="raise", invalid="raise"):
+        assert transformer.softmax(np.array([1e4, 0.0, -1e4], np.float32)).tolist() == [1, 0, 0]
+        gate = transformer.silu(np.array([-200.0, 0.0, 200.0], np.float32))
+        np.testing.assert_allclose(gate, [0, 0, 200], atol=1e-30)
+
+
+@pytest.mark.parametrize("change", [{"n_kv_heads": 3}, {"head_dim": 15}, {"n_layers": 0}])
+def test_impossible_shapes_are_refused(change):
+    with pytest.raises(BadInput):
+        config_like(QCFG, **change)
+
+
+def test_no_more_tokens_than_the_model_holds():
+    lm = random_lm()
+    lm.extend(text_for(lm, lm.max_length - 1))
+    with pytest.raises(BadInput, match="hold"):
+        lm.extend([1, 2])
+    assert lm.length == lm.max_length - 1
