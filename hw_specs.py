@@ -12,15 +12,14 @@ footnote "with sparsity" is twice the one used here. On consumer GeForce cards t
 from __future__ import annotations
 
 import math
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from console import BadInput, unknown
+from lab.support import host
+from lab.support.errors import BadInput, require, unknown
 
 CHECKED = "2026-11-29"
 
@@ -144,31 +143,6 @@ def chip(name: str) -> Chip:
     return CHIPS[key]
 
 
-def _last_level_cache() -> int:
-    """Largest CPU cache in bytes where Linux tells, else 32 MiB."""
-    sizes = [32 << 20]
-    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            text = path.read_text().strip()
-            sizes.append(int(text[:-1]) * unit[text[-1]])
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
-    return max(sizes)
-
-
-def _memory() -> float:
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):
-        return math.nan
-
-
-def _cores() -> int:
-    """Cores that this process may use (a container may be given fewer than the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _rate(action, amount: float, seconds: float) -> tuple[float, tuple[float, float]]:
     """Median and quartiles of amount / time over at least five runs after a warm-up, within about
     `seconds`."""
@@ -191,11 +165,10 @@ def measure_this_machine(seconds: float = 1.0) -> Chip:
     machines can hold it), in one piece and in one piece per core; the faster counts. Rate: a 1024 x 1024
     float32 product in numpy's BLAS. Other work on the machine shows as a wide spread.
     """
-    if not seconds > 0:
-        raise BadInput(f"seconds is {seconds!r} but must be above 0")
-    size = min(8 * _last_level_cache(), 512 << 20)
+    require(seconds > 0, "seconds", seconds, "above 0")
+    size = min(8 * host.last_level_cache(), 512 << 20)
     array = np.ones(size // 4, dtype=np.float32)
-    cores = _cores()
+    cores = host.cores()
     readings = [_rate(lambda: np.dot(array, array), array.nbytes, 0.3 * seconds)]
     if cores > 1:
         parts = np.array_split(array, cores)
@@ -206,5 +179,5 @@ def measure_this_machine(seconds: float = 1.0) -> Chip:
     side = 1024
     left, out = np.ones((side, side), np.float32), np.empty((side, side), np.float32)
     flops, flops_spread = _rate(lambda: np.matmul(left, left, out=out), 2 * side**3, 0.3 * seconds)
-    return Chip("this machine", {"fp32": flops}, bandwidth, _memory(), f"CPU, {cores} cores",
+    return Chip("this machine", {"fp32": flops}, bandwidth, float(host.memory() or math.nan), f"CPU, {cores} cores",
                 "measured with numpy", time.strftime("%Y-%m-%d"), bandwidth_spread, flops_spread)

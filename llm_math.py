@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from console import BadInput, unknown
 from hw_specs import Chip
+from lab.support.errors import BadInput, checked, require, unknown
 
 FLOP_EFFICIENCY = 0.6  # share of the peak rate that large matrix products reach: an assumption
 BYTE_EFFICIENCY = 0.8  # share of the peak bandwidth that weight streaming reaches: an assumption
@@ -32,27 +32,7 @@ def element_bytes(dtype: str | float) -> float:
         if dtype not in ELEMENT_BYTES:
             raise unknown("dtype", dtype, ELEMENT_BYTES)
         return ELEMENT_BYTES[dtype]
-    return float(_checked("bytes per element", dtype, 0, open_low=True))
-
-
-def _checked(name, value, low, high=math.inf, *, whole=False, open_low=False):
-    """value as a float (or int64 with whole=True) array, or BadInput where an entry is outside the range."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise BadInput(f"{name} is {value!r} but must be a number") from None
-    if whole:
-        high = min(high, 2.0**53)                # beyond, float64 does not tell whole numbers apart
-    ok = (array > low if open_low else array >= low) & (array <= high) & np.isfinite(array)
-    if whole:
-        ok &= array == np.floor(array)
-    if not np.all(ok):
-        bad = array[~ok].flat[0]
-        kind = "a whole number" if whole else "a number"
-        span = f"above {low}" if open_low else f"of at least {low}"
-        span += f", at most {high:g}" if high < math.inf else ""
-        raise BadInput(f"{name} is {bad:g} but must be {kind} {span}")
-    return array.astype(np.int64) if whole else array
+    return float(checked("bytes per element", dtype, 0, above=True))
 
 
 def _plain(array):
@@ -101,12 +81,12 @@ class ModelShape:
 
     def __post_init__(self):
         for name in ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab_size"):
-            _checked(f"{name} of {self.name}", getattr(self, name), 1, whole=True)
+            checked(f"{name} of {self.name}", getattr(self, name), 1, whole=True)
         for name in ("n_windowed", "window", "n_conv", "conv_window", "n_linear", "positions"):
-            _checked(f"{name} of {self.name}", getattr(self, name), 0, whole=True)
-        _checked(f"bytes_per_weight of {self.name}", self.bytes_per_weight, 0, open_low=True)
-        if self.n_heads % self.n_kv_heads:
-            raise BadInput(f"n_kv_heads of {self.name} is {self.n_kv_heads} but must divide {self.n_heads}")
+            checked(f"{name} of {self.name}", getattr(self, name), 0, whole=True)
+        checked(f"bytes_per_weight of {self.name}", self.bytes_per_weight, 0, above=True)
+        require(self.n_heads % self.n_kv_heads == 0, f"n_kv_heads of {self.name}", self.n_kv_heads,
+                f"a divisor of {self.n_heads}")
         if self.n_windowed + self.n_conv + self.n_linear > self.n_layers:
             raise BadInput(f"{self.name} has {self.n_layers} layers, fewer than its parts")
 
@@ -165,7 +145,7 @@ class ModelShape:
 
         KV, no more than a window's worth where there is one, and the fixed state at two bytes per value.
         """
-        context = _checked("context", context, 0)
+        context = checked("context", context, 0)
         layer = 2 * self.n_kv_heads * self.head_dim * element_bytes(kv_dtype)
         full = (self.n_kv_layers - self.n_windowed) * context
         windowed = self.n_windowed * np.minimum(context, self.window)
@@ -177,7 +157,7 @@ class ModelShape:
         Two per streamed weight and token, and 4 x heads x head_dim per attention layer, token and position
         attended to (on average context + (n + 1) / 2 positions). A linear layer's state update is left out.
         """
-        n, context = _checked("n", n, 1, whole=True), _checked("context", context, 0)
+        n, context = checked("n", n, 1, whole=True), checked("context", context, 0)
         attended = context + (n + 1) / 2
         layers = ((self.n_kv_layers - self.n_windowed) * attended
                   + self.n_windowed * np.minimum(attended, self.window))
@@ -339,10 +319,10 @@ def verify_time(shape: ModelShape, chip: Chip, batch, context, n, overhead: floa
     run at the chip's default dtype, also when weights are stored in fewer bits. overhead in seconds: 1 ms for
     a target, 0.3 ms for a draft are what the lab assumes.
     """
-    batch, n = _checked("batch", batch, 1, whole=True), _checked("n", n, 1, whole=True)
-    overhead = _checked("overhead", overhead, 0)
-    flop_efficiency = _checked("flop_efficiency", flop_efficiency, 0, 1, open_low=True)
-    byte_efficiency = _checked("byte_efficiency", byte_efficiency, 0, 1, open_low=True)
+    batch, n = checked("batch", batch, 1, whole=True), checked("n", n, 1, whole=True)
+    overhead = checked("overhead", overhead, 0)
+    flop_efficiency = checked("flop_efficiency", flop_efficiency, 0, 1, above=True)
+    byte_efficiency = checked("byte_efficiency", byte_efficiency, 0, 1, above=True)
     arithmetic = batch * shape.flops(n, context) / (chip.peak() * flop_efficiency)
     moved = shape.streamed_bytes() + batch * shape.kv_bytes(context, kv_dtype)
     return _plain(np.maximum(arithmetic, moved / (chip.bandwidth * byte_efficiency)) + overhead)
@@ -354,7 +334,7 @@ def max_batch(shape: ModelShape, chip: Chip, context: int, *, kv_dtype: str | fl
 
     With a draft, its weights and its cache count too. Activations and the serving engine's own memory do not.
     """
-    context = int(_checked("context", context, 1, whole=True))
+    context = int(checked("context", context, 1, whole=True))
     models = [shape] if draft is None else [shape, draft]
     free = chip.memory - sum(m.weight_bytes() for m in models)
     per_sequence = sum(m.kv_bytes(context, kv_dtype) for m in models)
@@ -370,9 +350,9 @@ def critical_batch(chip: Chip, bytes_per_weight: float = 2.0, *, flop_efficiency
     Each weight costs 2 FLOPs per token and bytes_per_weight once: ridge x bytes_per_weight / 2, corrected for
     the two efficiencies. 221 tokens on an H100 SXM in bf16 at 60 % and 80 %.
     """
-    width = _checked("bytes_per_weight", bytes_per_weight, 0, open_low=True)
-    flop_efficiency = _checked("flop_efficiency", flop_efficiency, 0, 1, open_low=True)
-    byte_efficiency = _checked("byte_efficiency", byte_efficiency, 0, 1, open_low=True)
+    width = checked("bytes_per_weight", bytes_per_weight, 0, above=True)
+    flop_efficiency = checked("flop_efficiency", flop_efficiency, 0, 1, above=True)
+    byte_efficiency = checked("byte_efficiency", byte_efficiency, 0, 1, above=True)
     return _plain(chip.ridge() * flop_efficiency / byte_efficiency * width / 2)
 
 
@@ -384,7 +364,7 @@ def expected_tokens(alpha, gamma):
 
     Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), equation 1. alpha in [0, 1], gamma a whole number >= 0.
     """
-    alpha, gamma = _checked("alpha", alpha, 0, 1), _checked("gamma", gamma, 0, whole=True)
+    alpha, gamma = checked("alpha", alpha, 0, 1), checked("gamma", gamma, 0, whole=True)
     alpha, gamma = np.broadcast_arrays(alpha, gamma)
     near_one = alpha > 1 - 1e-9  # the quotient loses its digits there, and its limit is gamma + 1
     power = (1 - np.where(near_one, 0, alpha) ** (gamma + 1.0)) / np.where(near_one, 1, 1 - alpha)
@@ -397,8 +377,8 @@ def speedup(alpha, gamma, c, verify_ratio=1.0):
     c is one draft step's time over one target step's; verify_ratio, 1 in the paper, is the time of verifying
     gamma + 1 tokens over that of one.
     """
-    c = _checked("c", c, 0)
-    verify_ratio = _checked("verify_ratio", verify_ratio, 0, open_low=True)
+    c = checked("c", c, 0)
+    verify_ratio = checked("verify_ratio", verify_ratio, 0, above=True)
     return _plain(expected_tokens(alpha, gamma) / (np.asarray(gamma) * c + verify_ratio))
 
 
@@ -408,14 +388,14 @@ def extra_arithmetic(alpha, gamma, c_flops=0.0):
     Theorem 3.11 of arXiv 2211.17192. c_flops is one draft step's FLOPs over one target step's; 0 is a draft
     of no cost.
     """
-    c_flops = _checked("c_flops", c_flops, 0)
+    c_flops = checked("c_flops", c_flops, 0)
     return _plain((np.asarray(gamma) * (c_flops + 1) + 1) / expected_tokens(alpha, gamma))
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int = 256) -> tuple[int, float]:
     """(gamma, speedup) of the highest speedup(alpha, gamma, c) up to max_gamma; (0, 1.0) if none pays."""
-    gammas = np.arange(int(_checked("max_gamma", max_gamma, 0, whole=True)) + 1)
-    values = np.atleast_1d(speedup(float(_checked("alpha", alpha, 0, 1)), gammas, float(_checked("c", c, 0))))
+    gammas = np.arange(int(checked("max_gamma", max_gamma, 0, whole=True)) + 1)
+    values = np.atleast_1d(speedup(float(checked("alpha", alpha, 0, 1)), gammas, float(checked("c", c, 0))))
     best = int(np.argmax(values))
     return best, float(values[best])
 
@@ -428,9 +408,9 @@ def cascade_cost(alpha, gamma: int, n: int, c_small, c_middle) -> np.ndarray:
     target's; verifying counts as one step of the middle. With gamma = 0 the middle works alone: n c_middle. The mean
     over the first round's outcomes, of each the cost of what then is missing. Arrays are broadcast.
     """
-    gamma, n = int(_checked("gamma", gamma, 0, whole=True)), int(_checked("n", n, 0, whole=True))
+    gamma, n = int(checked("gamma", gamma, 0, whole=True)), int(checked("n", n, 0, whole=True))
     alpha, c_small, c_middle = np.broadcast_arrays(
-        _checked("alpha", alpha, 0, 1), _checked("c_small", c_small, 0), _checked("c_middle", c_middle, 0))
+        checked("alpha", alpha, 0, 1), checked("c_small", c_small, 0), checked("c_middle", c_middle, 0))
     cost = [np.zeros(alpha.shape)]
     for missing in range(1, n + 1):
         drafts = min(gamma, missing - 1)
@@ -445,11 +425,11 @@ def best_cascade(alpha_12, alpha_23, c_1, c_2, max_inner: int = 8, max_gamma: in
     Speedup over the plain decoding of 3: E(alpha_23, gamma) over 1 + cascade_cost. An inner gamma of 0 leaves model 1
     out, a gamma of 0 both; of equally fast ones, the shortest drafts. Arrays are broadcast, and arrays returned.
     """
-    inners, gammas = (range(int(_checked(name, value, 0, whole=True)) + 1)
+    inners, gammas = (range(int(checked(name, value, 0, whole=True)) + 1)
                       for name, value in (("max_inner", max_inner), ("max_gamma", max_gamma)))
     alpha_12, alpha_23, c_1, c_2 = np.broadcast_arrays(
-        _checked("alpha_12", alpha_12, 0, 1), _checked("alpha_23", alpha_23, 0, 1), _checked("c_1", c_1, 0),
-        _checked("c_2", c_2, 0))
+        checked("alpha_12", alpha_12, 0, 1), checked("alpha_23", alpha_23, 0, 1), checked("c_1", c_1, 0),
+        checked("c_2", c_2, 0))
     tokens = np.array([expected_tokens(alpha_23, gamma) for gamma in gammas])
     gains = np.concatenate([tokens / (1 + cascade_cost(alpha_12, inner, gammas[-1], c_1, c_2)) for inner in inners])
     best = gains.argmax(axis=0)                                # of (inner gammas x gammas, ...)
@@ -459,8 +439,8 @@ def best_cascade(alpha_12, alpha_23, c_1, c_2, max_inner: int = 8, max_gamma: in
 
 def alpha_from_tau(tau, gamma):
     """The alpha at which expected_tokens(alpha, gamma) is tau: tau from 1 to gamma + 1, gamma >= 1."""
-    gamma = _checked("gamma", gamma, 1, whole=True)
-    tau, gamma = np.broadcast_arrays(_checked("tau", tau, 1), gamma)
+    gamma = checked("gamma", gamma, 1, whole=True)
+    tau, gamma = np.broadcast_arrays(checked("tau", tau, 1), gamma)
     if np.any(tau > gamma + 1):
         worst = np.argmax(tau - gamma)
         drafts = gamma.flat[worst]
@@ -478,7 +458,7 @@ def tau_from_positions(alphas) -> float:
 
     alpha_i is the acceptance at draft position i, given that the positions before it were accepted.
     """
-    return float(1 + np.sum(np.cumprod(_checked("alphas", alphas, 0, 1))))
+    return float(1 + np.sum(np.cumprod(checked("alphas", alphas, 0, 1))))
 
 
 @dataclass(frozen=True)
@@ -510,8 +490,8 @@ def best_round(target: ModelShape, draft: ModelShape, chip: Chip, batch: int, co
     A round is gamma draft steps and one target forward of gamma + 1 tokens per sequence, each by verify_time.
     Whether it fits in memory is not asked: see max_batch.
     """
-    alpha = float(_checked("alpha", alpha, 0, 1))
-    gammas = np.arange(1, int(_checked("max_gamma", max_gamma, 1, whole=True)) + 1)
+    alpha = float(checked("alpha", alpha, 0, 1))
+    gammas = np.arange(1, int(checked("max_gamma", max_gamma, 1, whole=True)) + 1)
     how = dict(kv_dtype=kv_dtype, flop_efficiency=flop_efficiency, byte_efficiency=byte_efficiency)
     plain = verify_time(target, chip, batch, context, 1, overhead_t, **how)
     step = verify_time(draft, chip, batch, context, 1, overhead_d, **how)
@@ -548,7 +528,7 @@ class StepFit:
 
     def predict(self, n):
         """Seconds of a forward that sends n tokens; a number or an array."""
-        n = _checked("n", n, 1)
+        n = checked("n", n, 1)
         return _plain(self.overhead + np.maximum(self.byte_time, self.flop_time * n))
 
     @property
@@ -574,14 +554,14 @@ def fit_step_time(n, seconds, *, byte_time: float | None = None) -> StepFit:
     at its upper bound, flop_time x the smallest n. `byte_time` (seconds; bytes over the measured bandwidth),
     where given, is kept fixed and separates the flat case.
     """
-    n, seconds = _checked("n", n, 1).ravel(), _checked("seconds", seconds, 0, open_low=True).ravel()
+    n, seconds = checked("n", n, 1).ravel(), checked("seconds", seconds, 0, above=True).ravel()
     if n.size != seconds.size:
         raise BadInput(f"there are {n.size} values of n but {seconds.size} times; one time for each is right")
     x = np.unique(n)
     if not 3 <= x.size <= 100:
         raise BadInput(f"there are {x.size} different values of n; a fit of three parameters needs 3 to 100")
     t = np.array([np.median(seconds[n == value]) for value in x])
-    fixed = None if byte_time is None else float(_checked("byte_time", byte_time, 0))
+    fixed = None if byte_time is None else float(checked("byte_time", byte_time, 0))
 
     i, j = np.triu_indices(x.size, 1)
     slope = (t[j] - t[i]) / (x[j] - x[i])

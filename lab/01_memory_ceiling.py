@@ -16,10 +16,11 @@
 # %%
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from console import (Count, Share, OneOf, Positive, assumptions, figure, fmt_bytes, fmt_time, observe,
                      print_table, sliders, subplots)
+
+import numpy as np
+
 from hw_specs import CHIPS, chip, measure_this_machine
 from lab.toy.transformer import Config
 from llm_math import ELEMENT_BYTES, MODELS, ModelShape, critical_batch, max_batch, model, verify_time
@@ -81,7 +82,7 @@ def ceiling(shape: ModelShape, on, context: int, kv_dtype: str = "fp16") -> dict
 target, on, long = model(A.model), chip(A.chip), A.contexts[-1]
 cases = {"0": (0, "fp16"), f"{long:,} in 4 bits": (long, "int4"), f"{long:,} in 16 bits": (long, "fp16")}
 found = {name: ceiling(target, on, *case) for name, case in cases.items()}
-print_table(["tokens cached", "weights", "cache and state", "passes/s", "arithmetic",
+print_table("bytes", ["tokens cached", "weights", "cache and state", "passes/s", "arithmetic",
              f"fits {on.memory / 1e9:.0f} GB"],
             [[name, target.streamed_bytes(), c["cache"], c["passes"], c["used"], c["fits"]]
              for name, c in found.items()],
@@ -89,14 +90,16 @@ print_table(["tokens cached", "weights", "cache and state", "passes/s", "arithme
             formats={"weights": fmt_bytes, "cache and state": fmt_bytes, "passes/s": ".1f",
                      "arithmetic": ".1%"})
 empty, small, large = found.values()
-observe("{name} reads {size} per forward, so {chip} makes at most {passes:.0f} forwards per second and uses "
+observe("little-arithmetic",
+        "{name} reads {size} per forward, so {chip} makes at most {passes:.0f} forwards per second and uses "
         "{used:.1%} of its arithmetic: less than a tenth.", name=target.name,
         size=fmt_bytes(empty["total"]), chip=on.name, passes=empty["passes"], used=empty["used"],
         holds=empty["used"] < 0.1)
-observe("A cache of {n:,} tokens in 4 bits lowers the ceiling to {a:.0f} forwards per second, in 16 bits "
+observe("long-cache-slows",
+        "A cache of {n:,} tokens in 4 bits lowers the ceiling to {a:.0f} forwards per second, in 16 bits "
         "to {b:.0f}, less than half of {c:.0f}.", n=long, a=small["passes"], b=large["passes"],
         c=empty["passes"], holds=large["passes"] < empty["passes"] / 2)
-observe("In 16 bits that cache does not fit beside the weights; in 4 bits it does.",
+observe("long-cache-fits-small", "In 16 bits that cache does not fit beside the weights; in 4 bits it does.",
         holds=small["fits"] and not large["fits"])
 
 # %% [markdown]
@@ -108,7 +111,7 @@ observe("In 16 bits that cache does not fit beside the weights; in 4 bits it doe
 
 # %%
 models = [model(name) for name in A.models]
-print_table(["chip", "GB/s", "ridge", *(m.name for m in models)],
+print_table("chips", ["chip", "GB/s", "ridge", *(m.name for m in models)],
             [[c.name, c.bandwidth / 1e9, c.ridge(),
               *(ceiling(m, c, 0)["passes"] if m.weight_bytes() <= c.memory else None for m in models)]
              for c in CHIPS.values()],
@@ -119,7 +122,8 @@ rate = strong.peak() / wide.peak()
 both = [m for m in models if m.weight_bytes() <= min(strong.memory, wide.memory)]
 example = max(both or models, key=ModelShape.weight_bytes)
 one, other = (ceiling(example, c, 0)["passes"] for c in (strong, wide))
-observe("Bandwidth decides, not arithmetic: {a} computes {x:.2f} times as fast as {b}, but of {model}, "
+observe("bandwidth-decides",
+        "Bandwidth decides, not arithmetic: {a} computes {x:.2f} times as fast as {b}, but of {model}, "
         "which fits both, it makes at most {y:,.0f} forwards per second, fewer than the {z:,.0f} of {b}.",
         a=strong.name, b=wide.name, x=rate, model=example.name, y=one, z=other,
         holds=bool(both) and rate > 1 and one < other)
@@ -127,17 +131,18 @@ observe("Bandwidth decides, not arithmetic: {a} computes {x:.2f} times as fast a
 # %%
 dtypes = ("fp16", "int8", "int4")
 grid = {(n, d): ceiling(target, on, n, d) for n in A.contexts for d in dtypes}
-print_table(["context", *(f"{d} cache" for d in dtypes), *(f"{d} passes/s" for d in dtypes)],
+print_table("cache-dtypes", ["context", *(f"{d} cache" for d in dtypes), *(f"{d} passes/s" for d in dtypes)],
             [[n, *(grid[n, d]["cache"] for d in dtypes), *(grid[n, d]["passes"] for d in dtypes)]
              for n in A.contexts],
             title=f"{target.name} on {on.name}: the cache's dtype and the context",
             formats={f"{d} cache": fmt_bytes for d in dtypes} | {f"{d} passes/s": ".1f" for d in dtypes})
 equal = target.streamed_bytes() / target.kv_bytes_per_token("fp16")
-observe("From {n:,.0f} tokens on, a 16-bit cache is more than the weights; the table reaches that.", n=equal,
+observe("cache-outgrows-weights",
+        "From {n:,.0f} tokens on, a 16-bit cache is more than the weights; the table reaches that.", n=equal,
         holds=equal <= max(A.contexts))
 
 # %% tags=["notebook"]
-sliders(lambda context, bits: print_table(
+sliders(lambda context, bits: print_table("slider",
     ["context", "bits", "cache", "passes/s"],
     [[context * 1024, bits, (c := ceiling(target, on, context * 1024, bits / 8))["cache"], c["passes"]]],
     formats={"cache": fmt_bytes, "passes/s": ".1f"}), context=(0, 512, 16, 256), bits=(2, 16, 1, 4))
@@ -159,7 +164,7 @@ full = verify_time(served, server, batches, n_ctx, 1, **how)
 most = max_batch(served, server, n_ctx)
 at = f"{n_ctx} tokens"
 columns = ["batch", "step, no cache", "tokens/s, no cache", f"step, {at}", f"tokens/s, {at}", "each", "fits"]
-print_table(columns,
+print_table("batches", columns,
             [[int(b), t, b / t, u, b / u, 1 / u, b <= most] for b, t, u in zip(batches, bare, full)],
             title=f"{served.name} on {server.name}: throughput and latency",
             formats={"step, no cache": fmt_time, f"step, {at}": fmt_time} | {
@@ -168,12 +173,14 @@ critical = critical_batch(server, served.bytes_per_weight, flop_efficiency=A.flo
                           byte_efficiency=A.byte_efficiency)
 below = int(batches[batches <= critical].max(initial=batches.min()))
 growth = verify_time(served, server, below, 0, 1, **how) / verify_time(served, server, 1, 0, 1, **how)
-observe("The critical batch is {n:.0f} tokens per forward: without a cache, decoding {b} sequences "
+observe("critical-batch",
+        "The critical batch is {n:.0f} tokens per forward: without a cache, decoding {b} sequences "
         "takes {x:.2f} times the time of one, less than 1.05.", n=critical, b=below, x=growth,
         holds=below > 1 and growth < 1.05)
 cache_s = served.kv_bytes(n_ctx) / (server.bandwidth * A.byte_efficiency)
 math_s = served.flops(1, n_ctx) / (server.peak() * A.flop_efficiency)
-observe("With {n} tokens of cache each, a further sequence costs {a} of reading, more than its {b} of "
+observe("cache-bound",
+        "With {n} tokens of cache each, a further sequence costs {a} of reading, more than its {b} of "
         "arithmetic, so no batch is bound by arithmetic.", n=n_ctx, a=fmt_time(cache_s), b=fmt_time(math_s),
         holds=cache_s > math_s)
 
@@ -198,12 +205,13 @@ largest = max(int(batches[batches <= most].max(initial=1)), 1)
 points = {"decode, batch 1": (1, n_ctx, 1), f"decode, batch {largest}": (largest, n_ctx, 1),
           "decode, 8 tokens at once": (1, n_ctx, 8), f"prefill, {n_ctx} tokens": (1, 0, n_ctx)}
 places = {name: point(served, server, *where) for name, where in points.items()}
-print_table(["forward", "FLOP/byte", "TFLOP/s", "of peak"],
+print_table("roofline", ["forward", "FLOP/byte", "TFLOP/s", "of peak"],
             [[name, x, y / 1e12, y / server.peak()] for name, (x, y) in places.items()],
             title=f"{served.name} on {server.name}, ridge {server.ridge():.0f} FLOP/byte",
             formats={"of peak": ".1%"})
 (decode, _), (prefill, _) = places["decode, batch 1"], places[f"prefill, {n_ctx} tokens"]
-observe("Decode at batch 1 does {a:.2g} FLOP per byte, prefill {b:.0f}: they lie on two sides of the ridge "
+observe("two-sides",
+        "Decode at batch 1 does {a:.2g} FLOP per byte, prefill {b:.0f}: they lie on two sides of the ridge "
         "at {r:.0f}.", a=decode, b=prefill, r=server.ridge(), holds=decode < server.ridge() < prefill)
 
 fig, axis = subplots(size=(7.0, 4.2))
@@ -216,7 +224,7 @@ axis.plot(*point(target, on, 1, 0, 1), "o", color="C7", label=f"{target.name}: d
 axis.set(xlabel="FLOP per byte read", ylabel="FLOP/s", title="Roofline: what bounds a forward")
 axis.legend(fontsize=8)
 axis.grid(alpha=0.3)
-figure(fig, "roofline with decode and prefill")
+figure("roofline", fig, "roofline with decode and prefill")
 
 # %% [markdown]
 # ## 5. This machine
@@ -231,7 +239,7 @@ def low_to_high(spread: tuple[float, float]) -> str:
 
 
 machine = measure_this_machine(A.measure_s)
-print_table(["reading", "median", "quartiles"],
+print_table("this-machine", ["reading", "median", "quartiles"],
             [["read bandwidth, GB/s", machine.bandwidth / 1e9, low_to_high(machine.bandwidth_spread)],
              ["float32 rate, GFLOP/s", machine.peak() / 1e9, low_to_high(machine.flops_spread)],
              ["ridge, FLOP/byte", machine.ridge(), None]],
@@ -241,18 +249,20 @@ smollm2 = model("smollm2-135m")
 for shape, dtype in ((Config().shape(), "fp32"), (smollm2, "fp32"), (smollm2, "bf16")):
     sized = replace(shape, bytes_per_weight=ELEMENT_BYTES[dtype])
     here[shape.name, dtype] = sized, ceiling(sized, machine, 0, dtype)
-print_table(["model", "parameters", "dtype", "bytes per forward", "passes/s at most", "arithmetic"],
+print_table("ceilings-here", ["model", "parameters", "dtype", "bytes per forward", "passes/s at most", "arithmetic"],
             [[name, s.n_params(), dtype, s.streamed_bytes(), got["passes"], got["used"]]
              for (name, dtype), (s, got) in here.items()],
             title="Ceilings here, no cache", measured=["passes/s at most", "arithmetic"],
             formats={"parameters": ",d", "bytes per forward": fmt_bytes,
                      "passes/s at most": ",.0f", "arithmetic": ".0%"})
 smol, its = here["SmolLM2-135M", "fp32"]
-observe("SmolLM2-135M in 32 bits writes at most {n:.0f} tokens per second here, bound by memory too: its "
+observe("smollm-bound",
+        "SmolLM2-135M in 32 bits writes at most {n:.0f} tokens per second here, bound by memory too: its "
         "arithmetic would fill {used:.0%} of the time, less than all of it.", n=its["passes"],
         used=its["used"], measured=True, holds=its["used"] < 1)
 width = critical_batch(machine, 4.0, flop_efficiency=1, byte_efficiency=1)
-observe("By these two rates alone, up to {n} tokens per forward would cost no more than one; demo 14 "
+observe("width-here",
+        "By these two rates alone, up to {n} tokens per forward would cost no more than one; demo 14 "
         "measures it. That is fewer than the {m:.0f} of {chip}, which rest on its data sheet and the "
         "efficiencies assumed in section 3.", n=max(int(width), 1), m=critical, chip=server.name,
         measured=True, holds=width < critical)

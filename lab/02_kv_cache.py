@@ -14,10 +14,11 @@
 # %%
 from dataclasses import dataclass
 
+from console import (BadInput, Count, OneOf, Within, assumptions, figure, fmt_bytes, observe, print_table, progress,
+                     record_samples, subplots)
+
 import numpy as np
 
-from console import (BadInput, Count, OneOf, assumptions, figure, fmt_bytes, observe, print_table, progress,
-                     record_samples, subplots)
 from decode_lab import Run, autoregressive_generate
 from hw_specs import CHIPS, chip
 from lab import toy
@@ -33,7 +34,7 @@ class Assumptions:
     """Prompt of sections 1 and 2, tokens."""
     new_tokens: Count = 176
     """Tokens written after it, at least 16."""
-    repeats: Count = 2
+    repeats: Within(1, 1000) = 2
     """Generations timed with a cache, and then without one."""
     rounding_steps: Count = 256
     """Most float32 steps, of the largest logit's size, that two equal computations may differ by."""
@@ -51,8 +52,8 @@ FLOAT = 4                                            # bytes: the toy computes a
 SHAPE = C.shape(f"toy {A.model}", FLOAT)
 TEXT = toy.encode(toy.heldout(A.kind))
 for prompt_name, prompt, name, new, least in (
-        ("prompt_tokens", A.prompt_tokens, "new_tokens", A.new_tokens, 16),
-        ("prompts", max(A.prompts), "answer_tokens", A.answer_tokens, 2)):
+        ("--prompt-tokens", A.prompt_tokens, "--new-tokens", A.new_tokens, 16),
+        ("--prompts", max(A.prompts), "--answer-tokens", A.answer_tokens, 2)):
     if new < least or prompt + new > C.max_length:
         raise BadInput(f"{prompt_name} up to {prompt} with {name} = {new} is impossible: at least {least} of these, "
                        f"and together at most the {C.max_length} that the model holds")
@@ -79,28 +80,34 @@ class Toy:
     """The toy as a Decoder, with its cache or recomputing all, that notes what each forward took."""
 
     def __init__(self, cached: bool):
-        self.lm, self.cached, self.tokens = toy.load(A.model), cached, []
+        self.lm, self.cached, self.tokens, self.committed = toy.load(A.model), cached, [], 0
         self.vocab_size, self.max_length = C.vocab_size, C.max_length
 
     @property
     def length(self) -> int:
         return len(self.tokens)
 
-    def rollback(self, length: int):
-        self.tokens = self.tokens[:length]
+    def rewind(self, length: int):
+        self.tokens, self.committed = self.tokens[:length], min(self.committed, length)
         if length == 0:                                           # a new text
             self.forwards = []                                    # (sent, FLOPs, bytes, last row of logits)
-        self.lm.rollback(length if self.cached else 0)
+        self.lm.rewind(length if self.cached else 0)
+
+    def commit(self, nodes):
+        self.committed = len(self.tokens)                         # plain decoding keeps all that it sends
+        if self.cached:
+            self.lm.commit(nodes)
 
     def prefill(self, tokens):
         self.tokens += map(int, tokens)
+        self.committed = len(self.tokens)
         if self.cached:
             self.note(len(tokens), lambda: self.lm.prefill(tokens))
 
-    def extend(self, tokens):
+    def send(self, tokens, parents=None):
         self.tokens += map(int, tokens)
         if self.cached:
-            return self.note(len(tokens), lambda: self.lm.extend(tokens))
+            return self.note(len(tokens), lambda: self.lm.send(tokens, parents))
         return self.note(len(self.tokens), lambda: self.lm.full_logits([self.tokens])[0])[-len(tokens):]
 
     def note(self, sent: int, forward):
@@ -124,14 +131,15 @@ n_same = (len(equal) if equal.all() else int(equal.argmin()) + 1) - A.prompt_tok
 ours, theirs = (np.stack([f[3] for f in steps[cached][:n_same]]) for cached in (True, False))
 difference, largest = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
 step, best = float(np.spacing(np.float32(largest))), np.sort(theirs, axis=-1)
-print_table(["forwards", "largest difference", "largest logit", "float32 step there", "closest choice"],
+print_table("logits", ["forwards", "largest difference", "largest logit", "float32 step there", "closest choice"],
             [[n_same, difference, largest, step, float((best[:, -1] - best[:, -2]).min())]],
             title="Logits with a cache and without", measured=["largest difference"],
             formats={"largest difference": ".1e", "float32 step there": ".1e"})
-observe("The logits differ by at most {d:.1e}, {n:.0f} float32 steps of the largest logit, within {m}: "
+observe("rounding",
+        "The logits differ by at most {d:.1e}, {n:.0f} float32 steps of the largest logit, within {m}: "
         "rounding.", d=difference, n=difference / step, m=A.rounding_steps, measured=True,
         holds=difference <= A.rounding_steps * step)
-observe("Both versions wrote the same {n} tokens.", n=A.new_tokens, holds=equal.all())
+observe("same-tokens", "Both versions wrote the same {n} tokens.", n=A.new_tokens, holds=equal.all())
 
 
 # %%
@@ -150,11 +158,12 @@ for i in sorted({round(i) for i in np.linspace(0, A.new_tokens - 1, 4)}):
         seen, computed, read = formula(n, at - n)
         table.append([at, cached, n, f / 1e6, f / seen, f / computed, b / 1e6, b / read])
 ratios = ["FLOP / formula", "with masked", "B / formula"]
-print_table(["tokens so far", "cache", "sent", "MFLOP", *ratios[:2], "MB", ratios[2]], table,
+print_table("counted-work", ["tokens so far", "cache", "sent", "MFLOP", *ratios[:2], "MB", ratios[2]], table,
             title="Counted work of one forward, and its ratio to the formula",
             formats=dict.fromkeys(ratios, ".3f"))
 worst = max(abs(row[k] - 1) for row in table for k in (5, 7))
-observe("Count and formula agree within {worst:.1%}, below 1%, in FLOPs, masked included, and in bytes.",
+observe("work-as-formula",
+        "Count and formula agree within {worst:.1%}, below 1%, in FLOPs, masked included, and in bytes.",
         worst=worst, holds=worst < 0.01)
 
 # %% [markdown]
@@ -178,7 +187,7 @@ ms = {cached: np.array([np.quantile(t[:, b], [0.25, 0.5, 0.75]) for b in bins]) 
       for cached, t in seconds.items()}
 spans = [f"{A.prompt_tokens + b[0]}-{A.prompt_tokens + b[-1]}" for b in bins]
 names = ["with: ms", "with: quartiles", "without: ms", "without: quartiles", "ratio"]
-print_table(["tokens so far", *names, "FLOP ratio"],
+print_table("by-position", ["tokens so far", *names, "FLOP ratio"],
             [[span, x[1], f"{x[0]:.2f}-{x[2]:.2f}", y[1], f"{y[0]:.2f}-{y[2]:.2f}", y[1] / x[1],
               flops[False][b].sum() / flops[True][b].sum()]
              for span, b, x, y in zip(spans, bins, ms[True], ms[False])],
@@ -192,12 +201,15 @@ for cached in (True, False):
     table.append([cached, A.new_tokens, (f1 + f2) / 1e9, f2 / f1, total, t2 / t1, run.ttft * 1e3,
                   float(np.median(seconds[cached][:, 1:])) * 1e3])  # a pause of the machine moves means
 columns = ["cache", "tokens", "GFLOP", "2nd half / 1st", "s", "2nd / 1st, timed", "TTFT, ms", "TPOT, ms"]
-print_table(columns, table, title="The whole text", formats=dict.fromkeys((columns[3], columns[5]), ".2f"),
+print_table("whole-text",
+            columns, table, title="The whole text", formats=dict.fromkeys((columns[3], columns[5]), ".2f"),
             measured=columns[4:])
 (a, b), (a_timed, b_timed) = ([row[k] for row in table] for k in (3, 5))
-observe("By FLOPs the second half costs {a:.2f} times the first with a cache, below 2 and near linear (1), "
+observe("growth-flops",
+        "By FLOPs the second half costs {a:.2f} times the first with a cache, below 2 and near linear (1), "
         "and {b:.2f} times without, above 2 and near quadratic (3).", a=a, b=b, holds=a < 2 < b)
-observe("By the clock it costs {a:.2f} times the first with a cache, and more without: {b:.2f} times, above "
+observe("growth-time",
+        "By the clock it costs {a:.2f} times the first with a cache, and more without: {b:.2f} times, above "
         "1.4.", a=a_timed, b=b_timed, measured=True, holds=a_timed < b_timed and b_timed > 1.4)
 
 fig, (left, right) = subplots(1, 2, size=(9.0, 3.6))
@@ -214,7 +226,7 @@ right.set(xlabel="tokens so far", ylabel="GFLOP in all", title="Counted: work so
 for axis in (left, right):
     axis.legend(fontsize=8)
     axis.grid(alpha=0.3)
-figure(fig, "time per token, and work so far")
+figure("time-per-token", fig, "time per token, and work so far")
 
 # %% [markdown]
 # ## 3. What the cache takes
@@ -232,10 +244,11 @@ for n in sorted({n for n in (16, 48, 100, 160, 256, 300) if n < C.max_length} | 
     table.append([n, n * each, slots, allocated, allocated / (slots * each), allocated / (n * each),
                   n * each / SHAPE.weight_bytes()])
 ratios = ["per slot / formula", "allocated / needed", "needed / weights"]
-print_table(["tokens", "needed", "slots", "allocated", *ratios], table,
+print_table("cache-bytes", ["tokens", "needed", "slots", "allocated", *ratios], table,
             title=f"KV cache of {SHAPE.name}, {each:,.0f} B per token by the formula",
             formats={"needed": fmt_bytes, "allocated": fmt_bytes} | dict.fromkeys(ratios, ".2f"))
-observe("A slot takes the {b:,.0f} B of the formula; at its longest, {n} tokens, the cache holds {size}, "
+observe("slot-as-formula",
+        "A slot takes the {b:,.0f} B of the formula; at its longest, {n} tokens, the cache holds {size}, "
         "{x:.0%} of the weights.", b=each, n=n, size=fmt_bytes(n * each), x=table[-1][6],
         holds=all(row[4] == 1 for row in table))
 
@@ -260,13 +273,17 @@ for n in progress(A.prompts, "prefill and decode"):
                   run.ttft / n / tpot])
 columns = ["prompt", "prefill FLOP/B", "prefill / formula", "decode FLOP/B", "decode / formula", "TTFT, ms",
            "TPOT, ms", "TTFT per token / TPOT"]
-print_table(columns, table, title="Arithmetic intensity in 32 bits; time to first token and per output token",
+print_table("intensity",
+            columns, table, title="Arithmetic intensity in 32 bits; time to first token and per output token",
             formats=dict.fromkeys((columns[2], columns[4], columns[7]), ".2f"), measured=columns[5:])
 n, prefill, _, decode, _, _, _, share = max(table)
-observe("Prefilling {n} tokens does {a:.1f} FLOP per byte, a decode step after them {b:.2f}: {x:.0f} times "
+observe("prefill-denser",
+        "Prefilling {n} tokens does {a:.1f} FLOP per byte, a decode step after them {b:.2f}: {x:.0f} times "
         "less, more than 10.", n=n, a=prefill, b=decode, x=prefill / decode, holds=prefill > 10 * decode)
-observe("A decode step's {b:.2f} FLOP per byte, {c:.2f} in 16 bits, are below a tenth of the ridge of "
+observe("below-ridge",
+        "A decode step's {b:.2f} FLOP per byte, {c:.2f} in 16 bits, are below a tenth of the ridge of "
         "{chip}, {r:.0f}: most of that chip's arithmetic would wait.", b=decode, c=2 * decode,
         chip=chip(A.chip).name, r=chip(A.chip).ridge(), holds=2 * decode < chip(A.chip).ridge() / 10)
-observe("A token of the prompt of {n} costs {x:.2f} of one written after it, less than 1.", n=n, x=share,
+observe("prompt-token-cheaper",
+        "A token of the prompt of {n} costs {x:.2f} of one written after it, less than 1.", n=n, x=share,
         measured=True, holds=share < 1)

@@ -18,11 +18,12 @@ import math
 from dataclasses import dataclass
 from time import perf_counter
 
+from console import (NonNegative, OneOf, Within, assumptions, figure, observe, print_table, progress,
+                     record_samples, subplots)
+
 import numpy as np
 
-from console import (Count, NonNegative, OneOf, Within, assumptions, figure, observe, print_table, progress,
-                     record_samples, subplots)
-from decode_lab import draft_ranks
+from lab.drafters.best_tree import draft_ranks
 from lab import toy
 from lab.models.quant import quantize_params
 from lab.toy.transformer import TransformerLM, config_like, init_params, softmax, truncate
@@ -33,7 +34,7 @@ from llm_math import best_gamma, speedup
 class Assumptions:
     quantized: tuple[str, ...] = ("int8", "int4-g32", "int4-g128")
     """Quantizations of the target; -gN is the number of weights that share a scale."""
-    layers: tuple[Count, ...] = (1, 2, 3)
+    layers: tuple[Within(1, 6), ...] = (1, 2, 3)
     """First layers of the target that make a draft."""
     windows: Within(1, 100) = 6
     """Held-out windows of 256 tokens read, of each kind of text."""
@@ -41,7 +42,7 @@ class Assumptions:
     """Of target and draft, for alpha."""
     float_bytes: Within(0.5, 8.0) = 2.0
     """Bytes per weight that is not quantized, and per cached value."""
-    context: Count = 128
+    context: Within(1, 500) = 128
     """Tokens in the cache when a step is timed or its bytes are counted."""
     max_gamma: Within(1, 256) = 16
     """Longest chain considered."""
@@ -110,9 +111,9 @@ def time_steps(models: list[Draft]) -> np.ndarray:
     for j in range(ROUNDS + 3):
         for i, m in enumerate(models):
             started = perf_counter()
-            m.lm.extend([0])
+            m.lm.send([0])
             seconds[i, j] = perf_counter() - started
-            m.lm.rollback(A.context)
+            m.lm.rewind(A.context)
     return seconds[:, 3:]
 
 
@@ -134,15 +135,17 @@ for d in DRAFTS:
     table.append([d.name, d.target, d.step_bytes / 1e3, d.lm.config.n_layers, C[d], MEASURED[d],
                   f"{low:.2f}-{high:.2f}", MEASURED[d] / C[d]])
 timed = ["measured c", "quartiles", "measured / predicted"]
-print_table(["draft", "for target", "KB a step", "layers", "predicted c", *timed], table, measured=timed,
+print_table("step-costs", ["draft", "for target", "KB a step", "layers", "predicted c", *timed], table, measured=timed,
             title=f"One decode step after {A.context} tokens (quantized drafts are timed dequantized)",
             formats={"KB a step": ".0f", "predicted c": ".3f", **dict.fromkeys(timed, ".2f")})
 packed = sorted((d for d in DRAFTS if d.name in A.quantized), key=C.get)
-observe("By its bytes {name} would take {a:.2f} of a target step; dequantized, it takes {b:.2f}. Every "
+observe("quantized-slower",
+        "By its bytes {name} would take {a:.2f} of a target step; dequantized, it takes {b:.2f}. Every "
         "quantized draft takes more than 1.2 times its prediction.", name=packed[0].name, a=C[packed[0]],
         b=MEASURED[packed[0]], measured=True, holds=all(MEASURED[d] > 1.2 * C[d] for d in packed))
 deep, cut = (next(d for d in DRAFTS if d.name == name) for name in ("medium", f"first {min(A.layers)}"))
-observe("Bytes alone do not set the time here: {d} reads {x:.0f} KB a step, less than the {y:.0f} of {e} "
+observe("depth-costs",
+        "Bytes alone do not set the time here: {d} reads {x:.0f} KB a step, less than the {y:.0f} of {e} "
         "for {target}, but takes {t:.2f} times as long, more than 1.2 times. It has {m} layers against {n}.",
         d=deep.name, e=cut.name, target=cut.target, x=deep.step_bytes / 1e3, y=cut.step_bytes / 1e3,
         t=MEASURED[deep] / MEASURED[cut], m=deep.lm.config.n_layers, n=cut.lm.config.n_layers, measured=True,
@@ -191,24 +194,26 @@ for kind in KINDS:
         else:
             ALPHA[d, kind], CAUGHT[d, kind] = agreement(logits, target_logits[d.target])
 columns = [f"{kind}: {what}" for what in ("loss", "alpha") for kind in KINDS]
-print_table(["model", "for target", *columns],
+print_table("loss-and-alpha", ["model", "for target", *columns],
             [[d.name, d.target or "itself", *(LOSS[d, k] for k in KINDS), *(ALPHA.get((d, k)) for k in KINDS)]
              for d in everyone], formats=dict.fromkeys(columns, ".3f"),
             title=f"Held-out loss (nats per token) and alpha, {A.windows * WINDOW} positions")
 columns = [f"{kind}: {k}" for kind in KINDS for k in TOP]
-print_table(["draft", "for target", *columns],
+print_table("first-k", ["draft", "for target", *columns],
             [[d.name, d.target, *(share for k in KINDS for share in CAUGHT[d, k])] for d in DRAFTS],
             title="The target's argmax is among the draft's first k", formats=dict.fromkeys(columns, ".0%"))
 
 plain, trained = ([d for d in DRAFTS if d.target == name and d.name.startswith("first")]
                   for name in ("large", "large-exit"))
 a, b = (", ".join(f"{ALPHA[d, A.kind]:.2f}" for d in group) for group in (plain, trained))
-observe("First layers trained to predict agree more than those cut off, on both texts: alpha on {kind} is "
+observe("trained-exit-agrees",
+        "First layers trained to predict agree more than those cut off, on both texts: alpha on {kind} is "
         "{b} against {a}. The full model's loss differs by {x:+.3f}.", kind=A.kind, a=a, b=b,
         x=LOSS[TARGETS["large-exit"], A.kind] - LOSS[TARGETS["large"], A.kind],
         holds=all(ALPHA[t, k] > ALPHA[p, k] for p, t in zip(plain, trained) for k in KINDS))
 moved = max(DRAFTS, key=lambda d: abs(ALPHA[d, "code"] - ALPHA[d, "prose"]))
-observe("alpha belongs to a draft, a target and a text: {name} for {target} has {a:.3f} on code, {b:.3f} on "
+observe("alpha-by-text",
+        "alpha belongs to a draft, a target and a text: {name} for {target} has {a:.3f} on code, {b:.3f} on "
         "prose, more than 0.005 apart.", name=moved.name, target=moved.target, a=ALPHA[moved, "code"],
         b=ALPHA[moved, "prose"], holds=abs(ALPHA[moved, "code"] - ALPHA[moved, "prose"]) > 0.005)
 
@@ -224,24 +229,27 @@ BEST = {(d, k): best_gamma(ALPHA[d, k], C[d], A.max_gamma) for d in DRAFTS for k
 here = {d: best_gamma(ALPHA[d, A.kind], MEASURED[d], A.max_gamma)[1] for d in DRAFTS}
 timed = f"{A.kind}: speedup, measured c"
 columns = [f"{kind}: {what}" for kind in KINDS for what in ("alpha", "gamma", "speedup")]
-print_table(["draft", "for target", "c", *columns, timed],
+print_table("best-chains", ["draft", "for target", "c", *columns, timed],
             [[d.name, d.target, C[d], *(x for k in KINDS for x in (ALPHA[d, k], *BEST[d, k])), here[d]]
              for d in DRAFTS], title="Best chain at the predicted c", measured=[timed],
             formats={name: ".2f" for name in ("c", timed, *columns) if not name.endswith("gamma")})
 rivals, alpha = [d for d in DRAFTS if d.target != "random"], {d: ALPHA[d, A.kind] for d in DRAFTS}
 gain = {d: BEST[d, A.kind][1] for d in DRAFTS}
 best = max(rivals, key=gain.get)
-observe("On {kind} the best draft is {name} for {target}: {s:.2f} times plain decoding is predicted, more "
+observe("best-pays",
+        "On {kind} the best draft is {name} for {target}: {s:.2f} times plain decoding is predicted, more "
         "than 1, with gamma = {g}.", kind=A.kind, name=best.name, target=best.target, s=gain[best],
         g=BEST[best, A.kind][0], holds=gain[best] > 1)
 more, less = max(((d, e) for d in rivals for e in rivals if alpha[d] >= alpha[e]),
                  key=lambda pair: gain[pair[1]] - gain[pair[0]])
-observe("alpha alone ranks no drafts: {d} for {d_target} has {x:.2f} and gains {s:.2f} times, less than "
+observe("alpha-ranks-nothing",
+        "alpha alone ranks no drafts: {d} for {d_target} has {x:.2f} and gains {s:.2f} times, less than "
         "{e} for {e_target}, which has {y:.2f} and gains {t:.2f} times.", d=more.name,
         d_target=more.target, e=less.name, e_target=less.target, x=alpha[more], y=alpha[less],
         s=gain[more], t=gain[less], holds=gain[more] < gain[less])
 fake, nothing = next(d for d in DRAFTS if d.target == "random"), math.log(MODELS["random"][1].vocab_size)
-observe("With random weights {name} has an alpha of {a:.2f}, above the {b:.2f} when trained, and is promised "
+observe("random-misleads",
+        "With random weights {name} has an alpha of {a:.2f}, above the {b:.2f} when trained, and is promised "
         "{s:.2f} times. It has learned nothing, its loss of {x:.2f} is above 0.97 ln V, {y:.2f}: "
         "both distributions are flat, so they overlap. Its first choice is the target's in {m:.0%} of cases, "
         "trained in {n:.0%}.", name=fake.name, a=alpha[fake], b=alpha[plain[0]], s=gain[fake],
@@ -266,4 +274,4 @@ for (name, color), marker in zip((("large", "C0"), ("large-exit", "C2"), ("rando
 axis.set(xlabel="predicted c", ylabel=f"alpha on {A.kind}", ylim=(0, 1.02),
          title="Drafts, and lines of equal speedup at the best gamma")
 axis.legend(fontsize=8, loc="upper left")
-figure(fig, "alpha against c")
+figure("alpha-against-c", fig, "alpha against c")

@@ -19,14 +19,16 @@
 # %%
 from dataclasses import dataclass
 
+from console import (Alpha, BadInput, Fraction, NonNegative, OneOf, Positive, Within, assumptions, figure,
+                     observe, print_table, progress, sliders, subplots)
+
 import numpy as np
 
-from console import (Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Positive, assumptions, figure,
-                     observe, print_table, progress, sliders, subplots)
-from decode_lab import (ModelDrafter, Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
+from decode_lab import (Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
                         residual, speculative_generate)
+from lab.drafters.model import ModelDrafter
 from lab import toy
-from lab.measure.tables import (PROPOSALS, Misreporting, Table, exact_acceptance, joint, transition_distances,
+from lab.measure.exactness import (PROPOSALS, Misreporting, Table, exact_acceptance, joint, transition_distances,
                         transitions)
 from lab.toy.transformer import TransformerLM, config_like, truncate
 from llm_math import alpha_from_tau, best_gamma, expected_tokens, speedup, tau_from_positions
@@ -38,33 +40,34 @@ DRAFTS = ("small", "medium", "large-exit", *(f"first-{n}" for n in range(1, 6)))
 class Assumptions:
     p_a: Fraction = 0.3  # target's probability of token a in the two-token example
     q_a: Fraction = 0.8  # draft's probability of token a there
-    vocabulary: Count = 5  # tokens of the small random models, 2 to 12
-    samples: Count = 3000  # tokens sampled from each of them
+    vocabulary: Within(2, 12) = 5  # tokens of the small random models
+    samples: Within(1, 1_000_000) = 3000  # tokens sampled from each of them
     alphas: tuple[Alpha, ...] = (0.35, 0.5, 0.6, 0.7, 0.8, 0.9)  # acceptance rates of the tables
     costs: tuple[Positive, ...] = (0.05, 0.1, 0.2, 0.5)  # c of the tables
     tokens_per_s: Positive = 82.0  # a speed that somebody reports
     passes_per_s: Positive = 59.0  # ceiling of that machine, target passes per second (demo 01)
     taus: tuple[Positive, ...] = (1.8, 2.0)  # tokens per pass that may stand behind the report
-    report_gamma: Count = 3  # at this draft length
-    gammas: tuple[Count, ...] = (1, 3, 5)  # draft lengths of the tables, and measured on the toy
-    gamma_max: Count = 8  # draft length at which acceptance is measured, to predict the others
+    report_gamma: Within(1, 256) = 3  # at this draft length
+    gammas: tuple[Within(1, 256), ...] = (1, 3, 5)  # draft lengths of the tables, and measured on the toy
+    gamma_max: Within(2, 256) = 8  # draft length at which acceptance is measured, to predict the others
     drafts: tuple[OneOf(*DRAFTS), ...] = ("small", "medium", "first-5")  # first-N: N layers of the target
-    prompts: Count = 3  # prompts of held-out code, and as many of prose
-    new_tokens: Count = 40  # tokens generated after each
+    prompts: Within(1, 64) = 3  # prompts of held-out code, and as many of prose
+    new_tokens: Within(4, 400) = 40  # tokens generated after each
     easy: Fraction = 0.95  # alpha after an easy token of the two-state text
     hard: Fraction = 0.25  # alpha after a hard one
     stay: Fraction = 0.9  # chance that easy follows easy, and hard follows hard
     seed: NonNegative = 0  # of everything random
 
+    def __post_init__(self):
+        if not all(1 <= tau <= self.report_gamma + 1 for tau in self.taus):
+            raise BadInput(f"--taus are {min(self.taus)} to {max(self.taus)}, but --report-gamma {self.report_gamma} "
+                           f"gives at least 1 and at most {self.report_gamma + 1}")
+        if not max(self.gammas) < self.gamma_max < self.new_tokens / 2:
+            raise BadInput(f"--gamma-max is {self.gamma_max}, but must be above each of --gammas, of which the largest "
+                           f"is {max(self.gammas)}, and below half of --new-tokens, {self.new_tokens}")
+
 
 A = assumptions(Assumptions)
-if not 2 <= A.vocabulary <= 12:
-    raise BadInput(f"vocabulary is {A.vocabulary}, and 2 to 12 tokens can be enumerated")
-if not all(1 <= tau <= A.report_gamma + 1 for tau in A.taus):
-    raise BadInput(f"--taus are {min(A.taus)} to {max(A.taus)}, but {A.report_gamma} drafts give at least 1 and at "
-                   f"most {A.report_gamma + 1}")
-if not max(A.gammas) < A.gamma_max < A.new_tokens / 2:
-    raise BadInput(f"gamma_max is {A.gamma_max}: above each of gammas and below half of new_tokens is right")
 
 # %% [markdown]
 # ## 1. The rule by hand
@@ -78,14 +81,16 @@ p, q = np.array([A.p_a, 1 - A.p_a]), np.array([A.q_a, 1 - A.q_a])
 accept = [acceptance_probability(p, x, q) if q[x] > 0 else 1.0 for x in (0, 1)]
 accepted, rest = q * accept, residual(p, 0, q)
 output = accepted + (1 - accepted.sum()) * rest
-print_table(["step", "a", "b"],
+print_table("one-round", ["step", "a", "b"],
             [["target p", *p], ["draft q: x is drawn", *q], ["min(1, p/q): x is accepted", *accept],
              ["drawn and accepted", *accepted], ["residual", *rest],
              ["refused, then drawn from it", *(output - accepted)], ["output", *output]],
             title="A round with one draft token", formats={"a": ".3f", "b": ".3f"})
-observe("The output is a in {a:.1%} of rounds, as the target wants, though the draft proposes a in {q:.1%}.",
+observe("output-as-target",
+        "The output is a in {a:.1%} of rounds, as the target wants, though the draft proposes a in {q:.1%}.",
         a=output[0], q=q[0], holds=np.abs(output - p).max() < 1e-15 and abs(q[0] - p[0]) > 0.01)
-observe("The draft's token is accepted in {taken:.1%} of rounds: alpha = sum of min(p, q) = {alpha:.3f}.",
+observe("accepted-share",
+        "The draft's token is accepted in {taken:.1%} of rounds: alpha = sum of min(p, q) = {alpha:.3f}.",
         taken=accepted.sum(), alpha=overlap(p, q), holds=abs(accepted.sum() - overlap(p, q)) < 1e-15)
 
 # %% [markdown]
@@ -107,13 +112,15 @@ for gamma, name in [(1, "one drawn"), (3, "one drawn"), *((2, name) for name in 
     plain = joint(P, Q, gamma + 1, 0, None)
     off = np.abs(joint(P, Q, gamma + 1, gamma, PROPOSALS[name]) - plain).max()
     rows.append([name, gamma, len(plain), float(off)])
-print_table(["candidates at a position", "gamma", "sequences", "largest difference"], rows,
+print_table("exact", ["candidates at a position", "gamma", "sequences", "largest difference"], rows,
             title="Distribution of gamma + 1 tokens: a round against plain decoding",
             formats={"largest difference": ".1e"})
 *right, wrong = [row[-1] for row in rows]
-observe("A round has the target's distribution to float64 rounding: no sequence is off by more than "
+observe("lossless",
+        "A round has the target's distribution to float64 rounding: no sequence is off by more than "
         "{off:.0e}.", off=max(right), holds=max(right) < 16 * np.finfo(float).eps)
-observe("The check can fail: with the wrong use of the rule, some sequence is off by {off:.3f}.", off=wrong,
+observe("check-can-fail",
+        "The check can fail: with the wrong use of the rule, some sequence is off by {off:.3f}.", off=wrong,
         holds=wrong > 1e-6)
 
 # %%
@@ -128,13 +135,15 @@ for name, drafter, gamma in [("plain decoding", None, 0), ("gamma = 1", ModelDra
         rng.multinomial(counts.sum(1), P, (2000, len(P))), P)
     p_value = (1 + (plain[0] >= chi_square).sum()) / (1 + len(plain[0]))
     rows.append([name, run.tau, chi_square, P.size - len(P), p_value, tv, np.median(plain[1])])
-print_table(["decoding", "tau", "chi-square", "dof", "p-value", "TV", "noise floor"], rows,
+print_table("sampled", ["decoding", "tau", "chi-square", "dof", "p-value", "TV", "noise floor"], rows,
             title=f"{A.samples} sampled tokens against the target's distribution",
             formats={"chi-square": ".1f", "p-value": ".4f", "TV": ".4f", "noise floor": ".4f"})
 *right, wrong = rows
-observe("Every lossless run looks like a plain sample of its size: the smallest p-value is {p:.3f}, above "
+observe("like-plain",
+        "Every lossless run looks like a plain sample of its size: the smallest p-value is {p:.3f}, above "
         "0.001.", p=min(row[4] for row in right), holds=min(row[4] for row in right) > 0.001)
-observe("The wrong one does not: its p-value is below 0.001, its TV {x:.1f} times the noise floor.",
+observe("wrong-shows",
+        "The wrong one does not: its p-value is below 0.001, its TV {x:.1f} times the noise floor.",
         x=wrong[5] / wrong[6], holds=wrong[4] < 0.001)
 
 # %% [markdown]
@@ -146,23 +155,26 @@ observe("The wrong one does not: its p-value is below 0.001, its TV {x:.1f} time
 # and E says which alpha that takes.
 
 # %%
-print_table(["alpha", *(f"E, gamma {gamma}" for gamma in A.gammas), *(f"c = {c:g}" for c in A.costs)],
+print_table("textbook", ["alpha", *(f"E, gamma {gamma}" for gamma in A.gammas), *(f"c = {c:g}" for c in A.costs)],
             [[alpha, *(expected_tokens(alpha, gamma) for gamma in A.gammas),
               *("{0}: {1:.2f}x".format(*best_gamma(alpha, c)) for c in A.costs)] for alpha in A.alphas],
             title="Tokens per forward; best gamma and its speedup", formats={"alpha": ".2f"})
 pays = [(best_gamma(alpha, c)[1] > 1, alpha > c) for alpha in A.alphas for c in A.costs]
-observe("Speculation pays in {n} of these {of} cases, not in all: exactly where alpha is above c.", of=len(pays),
+observe("pays-above-c",
+        "Speculation pays in {n} of these {of} cases, not in all: exactly where alpha is above c.", of=len(pays),
         n=sum(pay for pay, _ in pays), holds=0 < sum(pay for pay, _ in pays) < len(pays) and all(a == b for a, b in pays))
 least, low, high = A.tokens_per_s / A.passes_per_s, min(A.taus), max(A.taus)
-observe("{speed:g} tokens/s under a ceiling of {ceiling:g} passes/s are at least {least:.2f} tokens per "
+observe("above-ceiling",
+        "{speed:g} tokens/s under a ceiling of {ceiling:g} passes/s are at least {least:.2f} tokens per "
         "pass: not plain decoding.", speed=A.tokens_per_s, ceiling=A.passes_per_s, least=least,
         holds=least > 1)
-observe("{low:g} to {high:g} tokens per pass at gamma = {gamma} are enough for that, and mean an alpha of "
+observe("alpha-meant",
+        "{low:g} to {high:g} tokens per pass at gamma = {gamma} are enough for that, and mean an alpha of "
         "{a:.2f} to {b:.2f}.", low=low, high=high, gamma=A.report_gamma,
         a=alpha_from_tau(low, A.report_gamma), b=alpha_from_tau(high, A.report_gamma), holds=low >= least)
 
 # %% tags=["notebook"]
-sliders(lambda alpha, gamma, c: print_table(
+sliders(lambda alpha, gamma, c: print_table("slider",
     ["tokens per pass", "speedup", "best gamma", "its speedup"],
     [[expected_tokens(alpha, gamma), speedup(alpha, gamma, c), *best_gamma(alpha, c)]]),
     alpha=(0.0, 0.95, 0.05, 0.7), gamma=(0, 16, 1, 3), c=(0.0, 0.5, 0.01, 0.1))
@@ -207,19 +219,22 @@ for name, T in progress([(name, T) for T in texts for name in A.drafts], "specul
                    Run.pool(list(runs.values())).alpha])
     taus += [[name, T, gamma, runs[gamma].tau, expected_tokens(longest.alpha, gamma),
               tau_from_positions(longest.acceptance[:gamma])] for gamma in A.gammas]
-print_table(["draft", "T", "predicted", "after accepted", "after refused", "measured"], alphas,
+print_table("toy-alpha", ["draft", "T", "predicted", "after accepted", "after refused", "measured"], alphas,
             title="alpha on the toy: predicted (also by the fate of the token before), measured")
-print_table(["draft", "T", "gamma", "measured", "textbook", "by position"], taus, title="tau on the toy")
+print_table("toy-tau", ["draft", "T", "gamma", "measured", "textbook", "by position"], taus, title="tau on the toy")
 miss, measured = max(abs(row[2] - row[5]) for row in alphas), np.array([row[3:] for row in taus]).T
-observe("Predicted without speculation, alpha is off by at most {miss:.3f}: less than 0.1.", miss=miss,
+observe("alpha-predicted",
+        "Predicted without speculation, alpha is off by at most {miss:.3f}: less than 0.1.", miss=miss,
         holds=miss < 0.1)
 for name, predicted in zip(("the textbook formula", "the acceptance by position"), measured[1:]):
     error = predicted / measured[0] - 1
-    observe("tau by {name} is off by {size:.1%} on average, less than 10 % ({bias:+.1%} with its sign).",
+    observe(f"tau-{'textbook' if 'formula' in name else 'position'}",
+            "tau by {name} is off by {size:.1%} on average, less than 10 % ({bias:+.1%} with its sign).",
             name=name, size=np.abs(error).mean(), bias=error.mean(), holds=np.abs(error).mean() < 0.1)
     if len(error) >= 4 and measured[0].std() * predicted.std() > 0:    # of fewer, a correlation says nothing
         r = np.corrcoef(predicted, measured[0])[0, 1]
-        observe("Its correlation with the measured is {r:.3f}, above 0.8.", r=r, holds=r > 0.8)
+        observe(f"correlation-{'textbook' if 'formula' in name else 'position'}",
+                "Its correlation with the measured is {r:.3f}, above 0.8.", r=r, holds=r > 0.8)
 
 # %% [markdown]
 # A text of easy and hard tokens shows where independence breaks. If each kind mostly follows itself,
@@ -238,13 +253,14 @@ for name, stay in (("independent", 0.5), ("bursts", A.stay)):
     positions, alpha = exact_acceptance(p, q, A.gamma_max)
     rows += [[name, gamma, tau_from_positions(exact_acceptance(p, q, gamma)[0]),
               expected_tokens(alpha, gamma), tau_from_positions(positions[:gamma])] for gamma in A.gammas]
-print_table(["text", "gamma", "exact", "textbook", "by position"], rows,
+print_table("bursts", ["text", "gamma", "exact", "textbook", "by position"], rows,
             title=f"tau of the easy and hard text; both predictions know only gamma = {A.gamma_max}")
 exact, *predicted = np.array([row[2:] for row in rows]).T
 errors = np.array([tau / exact - 1 for tau in predicted]).reshape(2, 2, -1)     # prediction, text, gamma
-observe("Where acceptances are independent, both predictions are exact.",
+observe("exact-if-independent", "Where acceptances are independent, both predictions are exact.",
         holds=np.abs(errors[:, 0]).max() < 1e-9)
-observe("In bursts the textbook is too high, by up to {over:.1%}, and the acceptance by position at a larger "
+observe("bursts-mislead",
+        "In bursts the textbook is too high, by up to {over:.1%}, and the acceptance by position at a larger "
         "gamma too low, by up to {under:.1%}.", over=errors[0, 1].max(), under=-errors[1, 1].min(),
         holds=errors[0, 1].min() > 0.01 and errors[1, 1].max() < -0.01)
 
@@ -259,4 +275,4 @@ right.axhline(0, color="grey", lw=1)
 right.set(xlabel="gamma", ylabel="error of the prediction, %", xticks=A.gammas,
           title="A text whose acceptances come in bursts")
 right.legend(loc="center right")
-figure(fig, "tau predicted from one alpha and from the acceptance by position")
+figure("tau-predicted", fig, "tau predicted from one alpha and from the acceptance by position")

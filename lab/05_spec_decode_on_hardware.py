@@ -15,11 +15,13 @@
 # %%
 from dataclasses import dataclass
 
+from console import (Alpha, Count, Share, NonNegative, OneOf, Within, assumptions, figure, fmt_bytes,
+                     fmt_count, fmt_time, observe, print_table, print_text, sliders, subplots)
+
 import numpy as np
 
-from console import (Alpha, Count, Share, NonNegative, OneOf, Within, assumptions, figure, fmt_bytes,
-                     fmt_count, fmt_time, observe, print_observations, print_table, sliders, subplots)
-from decode_lab import TreeShape, draft_ranks, tree_accept_lengths
+from lab.drafters.best_tree import draft_ranks, tree_accept_lengths
+from lab.drafters.trees import TreeShape
 from hw_specs import CHIPS, chip
 from lab import toy
 from lab.models.quant import quantize_params
@@ -84,33 +86,36 @@ def plan(batch, context, alpha):
 
 plain, step = seconds(), seconds(draft=True)
 read, draft_read = (m.streamed_bytes() + A.batch * m.kv_bytes(A.context) for m in (TARGET, DRAFT))
-print_table(["model", "parameters", "bytes read", "overhead, ms", "step", "of target's"],
+print_table("one-step", ["model", "parameters", "bytes read", "overhead, ms", "step", "of target's"],
             [[TARGET.name, TARGET.n_params(), read, A.overhead_target_ms, plain, 1.0],
              [DRAFT.name, DRAFT.n_params(), draft_read, A.overhead_draft_ms, step, step / plain]],
             title=f"One decode step on {CHIP.name}, batch {A.batch}, context {A.context}",
             formats={"parameters": fmt_count, "bytes read": fmt_bytes, "step": fmt_time})
-observe("Weights and caches of both, {n} tokens for each of {b} sequence(s), fit in {memory}.", n=A.context,
+observe("fits",
+        "Weights and caches of both, {n} tokens for each of {b} sequence(s), fit in {memory}.", n=A.context,
         b=A.batch, memory=MEMORY, holds=A.batch <= max_batch(TARGET, CHIP, A.context, draft=DRAFT))
 c, share = step / plain, draft_read / read
-observe("c = {c:.3f}, more than the draft's share of the bytes, {share:.3f}: overhead shrinks less "
+observe("c-above-bytes",
+        "c = {c:.3f}, more than the draft's share of the bytes, {share:.3f}: overhead shrinks less "
         "than the bytes.", c=c, share=share, holds=c > share)
 reading = read / (CHIP.bandwidth * A.byte_efficiency) + A.overhead_target_ms / 1e3
-print_table(["tokens sent", "forward", "verify ratio", "bound by"],
+print_table("verify-ratio", ["tokens sent", "forward", "verify ratio", "bound by"],
             [[n, t, t / plain, "arithmetic" if t > reading * (1 + 1e-9) else "bytes"]
              for n, t in zip(A.sent, seconds(np.array(A.sent)))],
             title="Verifying n tokens in one forward", formats={"forward": fmt_time, "verify ratio": ".3f"})
 rounds = {alpha: plan(A.batch, A.context, alpha) for alpha in sorted({*A.alphas, A.alpha})}
-print_table(["alpha", "gamma", "c", "tau", "verify ratio", "speedup", "tokens/s"],
+print_table("best-gamma", ["alpha", "gamma", "c", "tau", "verify ratio", "speedup", "tokens/s"],
             [[alpha, gamma, c, *((r.tau, r.verify_ratio, r.speedup) if r else (1.0, None, 1.0)),
               A.batch * (r.speedup if r else 1.0) / plain] for alpha, (gamma, r) in rounds.items()],
             title=f"Best draft length ({A.batch / plain:.0f} tokens/s without speculation)",
             formats={"alpha": "g", "tau": ".2f", "verify ratio": ".3f", "speedup": ".2f", "tokens/s": ".0f"})
 longest = 1 + max(gamma for gamma, _ in rounds.values())
-observe("Verifying the longest of these drafts, {n} tokens, costs less than 5% more than one "
+observe("verify-cheap", "Verifying the longest of these drafts, {n} tokens, costs less than 5% more than one "
         "token ({x:.1%}).", n=longest, x=seconds(longest) / plain - 1, holds=seconds(longest) < 1.05 * plain)
 gamma, best = rounds[A.alpha]
 gain = best.speedup if best else 1.0
-observe("At alpha = {a:g} speculation makes decoding at least 1.5 times as fast ({s:.2f} times, with the "
+observe("fast-enough",
+        "At alpha = {a:g} speculation makes decoding at least 1.5 times as fast ({s:.2f} times, with the "
         "best gamma, {g}; drafts that take no time would make it {t:.2f}).", a=A.alpha, g=gamma, s=gain,
         t=expected_tokens(A.alpha, gamma) * plain / seconds(gamma + 1), holds=gain >= 1.5)
 
@@ -146,15 +151,17 @@ cells = {(n, b): cell(b, n) for n in fine for b in batches}
 fits = {place: row for place, row in cells.items() if row["gamma"] is not None}
 rows = [list(cells[n, b].values()) for n in contexts for i, b in enumerate(batches)
         if i == 0 or (n, batches[i - 1]) in fits]
-print_table(COLUMNS, rows, formats=SHOWN,
+print_table("grid", COLUMNS, rows, formats=SHOWN,
             title=f"{TARGET.name} with {DRAFT.name} on {CHIP.name} ({MEMORY}), alpha = {A.alpha:g}")
 shown = [row["gamma"] > 0 for (n, _), row in fits.items() if n in contexts]
-observe("At alpha = {a:g} speculation pays in all cells that fit ({m} of {k}; {n} do not fit).", a=A.alpha,
+observe("pays-where-fits",
+        "At alpha = {a:g} speculation pays in all cells that fit ({m} of {k}; {n} do not fit).", a=A.alpha,
         m=sum(shown), k=len(shown), n=len(contexts) * len(batches) - len(shown), holds=shown and all(shown))
 near = [row for (n, _), row in fits.items() if n == short]
 if len(near) > 1:
     (d, x, p), (e, y, q) = ([near[i][key] for key in ("batch", "speedup", "pays above")] for i in (0, -1))
-    observe("A batch lowers the speedup, and raises the alpha above which speculation pays (context "
+    observe("batch-lowers",
+            "A batch lowers the speedup, and raises the alpha above which speculation pays (context "
             "{n}: {x:.2f} and {p:.2f} at batch {d}, {y:.2f} and {q:.2f} at batch {e}).", n=short, d=d, x=x,
             p=p, e=e, y=y, q=q, holds=x > y and p < q)
 full = [row["batch"] for row in near if row["verify ratio"] > 1 + 1e-9]                   # of arithmetic
@@ -163,10 +170,11 @@ for part, claim in ((1, "arithmetic is the limit, a longer context keeps more of
                     (0.9, "bytes are the limit, a longer context costs less than a tenth of the speedup")):
     for x, y in [(x, y) for x, y in zip(near, far) if y is not x and (x["batch"] in full) == (part == 1)][:1]:
         s, t, row = x["speedup"], y["speedup"], dict(b=x["batch"], m=y["context"], c=x["c"], d=y["c"])
-        observe("Where " + claim + " (batch {b}: {s:.2f} at context {n}, {t:.2f} at {m}; the draft's "
+        observe(f"context-{'arithmetic' if part == 1 else 'bytes'}",
+                "Where " + claim + " (batch {b}: {s:.2f} at context {n}, {t:.2f} at {m}; the draft's "
                 "cache takes c from {c:.3f} to {d:.3f}).", holds=t > part * s, s=s, t=t, n=short, **row)
 if near and all(y is x for x, y in zip(near, far) if x["batch"] in full):
-    print_observations(f"At context {short} " + (
+    print_text(f"At context {short} " + (
         f"arithmetic is the limit at batch {', '.join(map(str, full))}: no longer context to compare with."
         if full else "bytes are the limit at all batches that fit: a longer cache has nothing to hide."))
 speed = np.array([[cells[n, b]["speedup"] or np.nan for b in batches] for n in fine])
@@ -179,10 +187,10 @@ axis.set(xlabel="batch, sequences", xticks=range(len(batches)), xticklabels=batc
          ylabel="context, tokens", yticks=range(len(fine)), yticklabels=fine,
          title=f"Speedup at alpha = {A.alpha:g} on {CHIP.name} (-: does not fit in {MEMORY})")
 fig.colorbar(shade, label="times plain decoding")
-figure(fig, "speedup over batch and context")
+figure("speedup", fig, "speedup over batch and context")
 
 # %% tags=["notebook"]
-sliders(lambda log2_batch, log2_context, alpha_percent: print_table(
+sliders(lambda log2_batch, log2_context, alpha_percent: print_table("slider",
     COLUMNS, [list(cell(2**log2_batch, 2**log2_context, alpha_percent / 100).values())], formats=SHOWN),
     log2_batch=(0, 9, 1, 0), log2_context=(7, 17, 1, 10), alpha_percent=(5, 95, 5, 80))
 
@@ -222,7 +230,7 @@ nodes = {name: len(TreeShape.branching(t)) for name, t in TREES.items()}
 tau = {(name, *case): 1 + float(tree_accept_lengths(found[case[0]][case[1]], t)[0].mean())
        for name, t in TREES.items() for case in CASES}
 rows = [[name, nodes[name], len(t), *(tau[name, *case] for case in CASES)] for name, t in TREES.items()]
-print_table(["tree", "nodes", "levels", *HEADS], rows, formats=dict.fromkeys(HEADS, ".2f"),
+print_table("tree-tau", ["tree", "nodes", "levels", *HEADS], rows, formats=dict.fromkeys(HEADS, ".2f"),
             title="tau from ranks, by draft and weights")
 ratio = {(name, b): seconds(n + 1, b) / seconds(1, b) for name, n in nodes.items() for b in A.tree_batches}
 faster = {(name, *case, b): tau[name, *case] / (len(TREES[name]) * A.level_cost + ratio[name, b])
@@ -231,21 +239,25 @@ choice = {}
 for b in A.tree_batches:
     heads = ["tree", "tokens sent", "verify ratio", *HEADS]
     rows = [[t, nodes[t] + 1, ratio[t, b], *(faster[t, *case, b] for case in CASES)] for t in TREES]
-    print_table(heads, rows, formats=dict.fromkeys(heads[2:], ".2f"),
+    print_table(f"tree-speedup-{b}", heads, rows, formats=dict.fromkeys(heads[2:], ".2f"),
                 title=f"Speedup at batch {b}, a draft level taking {A.level_cost:.0%} of a step")
     choice[b] = [max(TREES, key=lambda name: faster[name, *case, b]) for case in CASES]
-print_table(["batch", *HEADS], [[b, *names] for b, names in choice.items()], title="The fastest of these")
+print_table("fastest-trees",
+            ["batch", *HEADS], [[b, *names] for b, names in choice.items()], title="The fastest of these")
 few, many = min(choice), max(choice)
 wide = {batch: sum(max(TREES[name]) > 1 for name in names) for batch, names in choice.items()}
 if few < many:
-    observe("Trees wider than a chain are fastest in more of {n} cases at batch {b} than at {d} ({k}, {m}): "
+    observe("width-at-batch",
+            "Trees wider than a chain are fastest in more of {n} cases at batch {b} than at {d} ({k}, {m}): "
             "a batch leaves no arithmetic for width.", n=len(CASES), b=few, d=many, k=wide[few], m=wide[many],
             holds=wide[few] > wide[many])
 largest, strong = max(TREES, key=nodes.get), ("trained", "strong")
 gain = faster[largest, *strong, many]
-observe("A high tau is no speedup yet: with tau = {x:.2f} from the strong draft, {t} makes decoding slower "
+observe("tau-no-speedup",
+        "A high tau is no speedup yet: with tau = {x:.2f} from the strong draft, {t} makes decoding slower "
         "at batch {b}, by sending {n} tokens ({s:.2f} times as fast).", t=largest, x=tau[largest, *strong],
         n=nodes[largest] + 1, b=many, s=gain, holds=gain < 1)
 x, y = tau["1x1x1x1", "random", "strong"], tau["1x1x1x1", *strong]
-observe("Random weights mislead: with them, tau of a chain of four from the strong draft is more than a "
+observe("random-misleads",
+        "Random weights mislead: with them, tau of a chain of four from the strong draft is more than a "
         "fifth off ({x:.2f}, and {y:.2f} with trained ones).", x=x, y=y, holds=max(x, y) > 1.2 * min(x, y))

@@ -13,13 +13,15 @@
 # %%
 from dataclasses import dataclass
 
+from console import (NonNegative, OneOf, Within, assumptions, figure, observe, print_table,
+                     progress, subplots)
+
 import numpy as np
 
-from console import (Count, NonNegative, OneOf, Within, assumptions, figure, observe, print_table,
-                     progress, subplots)
-from decode_lab import (ConfidentTreeDrafter, Run, Sampler, TreeDrafter, TreeShape, accept_lengths,
-                        acceptance_probability, autoregressive_generate, best_tree, draft_ranks, overlap,
-                        rank_table, residual, tree_generate)
+from decode_lab import (Run, Sampler, acceptance_probability, autoregressive_generate, overlap,
+                        residual, tree_generate)
+from lab.drafters.best_tree import accept_lengths, best_tree, draft_ranks, rank_table
+from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape, tokens_to
 from lab import toy
 from lab.models.quant import quantize_params
 from lab.toy.transformer import TransformerLM, config_like, truncate
@@ -32,17 +34,17 @@ class Assumptions:
     target: OneOf(*toy.NAMES) = "large"                    # Trained toy that is the target.
     draft: OneOf(*toy.NAMES) = "small"                     # Trained toy that drafts from section 2 on.
     text: OneOf("code", "prose") = "code"                  # Held-out text that the prompts stand in.
-    prompts: Count = 16                                    # Prompts to measure on, and as many to compare on.
+    prompts: Within(1, 256) = 16                                    # Prompts to measure on, and as many to compare on.
     prompt_tokens: Short = 24                              # Length of a prompt, tokens.
     new_tokens: Short = 48                                 # Greedy continuation of each, tokens.
-    verified: Count = 1                                    # Prompts on which section 1 runs every tree.
-    compared: Count = 4                                    # Prompts on which section 2 runs its trees.
+    verified: Within(1, 256) = 1                                    # Prompts on which section 1 runs every tree.
+    compared: Within(1, 256) = 4                                    # Prompts on which section 2 runs its trees.
     depth: Levels = 8                                      # Most levels of the best tree.
     width: Within(1, 64) = 8                               # Most candidates per node of the best tree.
     beam: Within(1, 64) = 4                                # Nodes of a level that a confident tree expands.
     temperature: Within(0.01, 100.0) = 1.0                 # Of target and draft in section 3.
-    top_k: Count = 8                                       # Tokens that may be drawn there.
-    samples: Count = 300                                   # Runs sampled there.
+    top_k: Within(1, 1024) = 8                                       # Tokens that may be drawn there.
+    samples: Within(1, 1_000_000) = 300                                   # Runs sampled there.
     seed: NonNegative = 0                                  # Of all sampling.
 
 
@@ -103,10 +105,12 @@ for name, shape in progress(TREES.items(), "verifying trees"):
         rows[-1] += [Run.pool(made).tau, 1 + np.mean(sum(steps, [])), 1 + accept_lengths(known, shape).mean()]
         checks.append((ok, [[r.accepted for r in run.rounds] for run in made] == steps, sum(map(len, steps))))
 heads = [f"{lm}: {way}" for lm in ("first layer", "whole in int4") for way in ("run", "walk", "all")]
-print_table(["tree", "nodes", *heads], rows, title="tau: runs with a tree mask, the walk, all starts")
+print_table("tau", ["tree", "nodes", *heads], rows, title="tau: runs with a tree mask, the walk, all starts")
 same, exact, rounds = zip(*checks)
-observe("With every tree and draft the text is that of plain greedy decoding.", holds=all(same))
-observe("Each of {n} rounds accepted what the walk over the ranks says.", n=sum(rounds), holds=all(exact))
+observe("greedy-text",
+        "With every tree and draft the text is that of plain greedy decoding.", holds=all(same))
+observe("rounds-as-walk",
+        "Each of {n} rounds accepted what the walk over the ranks says.", n=sum(rounds), holds=all(exact))
 rows = []
 for lm, name in ((lm, name) for lm in (first, int4, draft) for name in ("1x1x1x1", "2x2x2", "4x2x2x1")):
     known, shape = ranks(lm, texts), TREES[name]
@@ -114,10 +118,11 @@ for lm, name in ((lm, name) for lm in (first, int4, draft) for name in ("1x1x1x1
     begins = np.array([np.isin(range(lengths.shape[1]), walk(row, shape)) for row in known])
     rows.append([lm.name, name, begins.mean(), *(1 + lengths[where].mean() if where.any() else None
                                                  for where in (begins, ~begins, begins | True))])
-print_table(["draft", "tree", "starts walked", "tau there", "tau elsewhere", "all starts"], rows,
+print_table("starts", ["draft", "tree", "starts walked", "tau there", "tau elsewhere", "all starts"], rows,
             title="Starts at which a round begins, and the rest", formats={"starts walked": ".0%"})
 off = max(abs(row[5] / row[3] - 1) for row in rows)
-observe("In this table, over all prompts, the average over all starts is not the tau of the rounds, but less "
+observe("average-close",
+        "In this table, over all prompts, the average over all starts is not the tau of the rounds, but less "
         "than a tenth off (at most {x:.1%}).", x=off, holds=0 < off < 0.1)
 
 # %% [markdown]
@@ -142,10 +147,11 @@ def tau(shape: TreeShape) -> float:
 best = {name: best_tree(table, len(shape)) for name, shape in TREES.items()}
 rows = [[name, len(shape), tau(shape), " ".join(map(str, np.bincount(tree.depths)[1:])), expected, tau(tree),
          tau(tree) / tau(shape) - 1] for (name, shape), (tree, expected) in zip(TREES.items(), best.values())]
-print_table(["tree", "nodes", "tau", "best: nodes by level", "expected", "tau of best", "gain"], rows,
+print_table("best-trees", ["tree", "nodes", "tau", "best: nodes by level", "expected", "tau of best", "gain"], rows,
             title=f"Trees for {draft.name!r}, on prompts not measured", formats={"gain": "+.1%"})
 gains = [row[6] for row in rows if row[1] > TREES[row[0]].depth]
-observe("With as many nodes, the best tree beats each of the {n} hand-made trees that are no chains, by "
+observe("best-beats",
+        "With as many nodes, the best tree beats each of the {n} hand-made trees that are no chains, by "
         "{x:.0%} to {y:.0%}.", n=len(gains), x=min(gains), y=max(gains), holds=min(gains) > 0)
 rows = []
 for name in progress(("2x2x2", "4x2x2x1"), "comparing trees"):
@@ -153,9 +159,11 @@ for name in progress(("2x2x2", "4x2x2x1"), "comparing trees"):
                      ("by confidence", ConfidentTreeDrafter(draft, len(TREES[name]), A.depth, A.beam))):
         made, equal = runs(by, A.compared)
         rows.append([kind, len(TREES[name]), len(Run.pool(made).rounds), Run.pool(made).tau, equal])
-print_table(["tree", "nodes", "rounds", "tau", "text as plain"], rows, title="Run on prompts not measured")
+print_table("unmeasured",
+            ["tree", "nodes", "rounds", "tau", "text as plain"], rows, title="Run on prompts not measured")
 hand, fixed, confident = (sum(row[2] for row in rows[i::3]) for i in range(3))
-observe("These texts take {a} rounds with the hand-made trees, {b} with the best, and {c} with "
+observe("fewer-rounds",
+        "These texts take {a} rounds with the hand-made trees, {b} with the best, and {c} with "
         "trees shaped by confidence.", a=hand, b=fixed, c=confident,
         holds=confident <= fixed < hand)
 shape = best["2x2x2"][0]
@@ -164,7 +172,7 @@ row, at = max(np.ndindex(lengths.shape), key=lambda i: (lengths[i], trial[i[0], 
 text, drafter = unseen[row, :A.prompt_tokens + at].tolist(), TreeDrafter(draft, shape)
 after, run = tree_generate(target, drafter, text, shape.depth + 1)
 accepted = after[len(text):][:run.rounds[0].accepted].tolist()
-drafter.reset(target, Sampler())
+drafter.start(target, Sampler(), text)
 drawn = drafter.propose(text, shape.depth, None)           # the same tree once more, to draw it
 children, height = drawn.children(), {}
 
@@ -179,7 +187,7 @@ def place(node: int) -> float:
 place(-1)
 fig, axis = subplots(size=(7.2, 5))
 for node, y in height.items():
-    path = drawn.path(node)
+    path = tokens_to(drawn, node)
     color, width = ("C2", 3) if path == accepted[:len(path)] else ("0.8", 1)
     if path:
         parent = len(path) - 1, height[drawn.parents[node]]
@@ -188,7 +196,7 @@ for node, y in height.items():
               va="center", parse_math=False, bbox={"boxstyle": "round", "fc": "white", "ec": color})
 axis.set(xlim=(-0.5, shape.depth + 0.5), xticks=range(shape.depth + 1), yticks=[], xlabel="level, _ a space",
          title=f"The best tree of {len(shape)} nodes in one round: {len(accepted)} levels accepted")
-figure(fig, "a tree of drafts and the path that the target accepted")
+figure("tree", fig, "a tree of drafts and the path that the target accepted")
 
 # %% [markdown]
 # ## 3. Sampling with several candidates
@@ -225,8 +233,9 @@ for n in range(1, 5):
     (right, accepted), (wrong, _) = outcome(p[near], q[near], n), outcome(p[near], q[near], n, told=q[near])
     rows.append([n, accepted, *(abs(out - p[near]).sum() / 2 for out in (right, wrong))])
 heads = ["candidates", "accepted", "TV from p", "TV, replacement assumed"]
-print_table(heads, rows, title="One round, exactly", formats=dict(zip(heads[1:], (".1%", ".4f", ".4f"))))
-observe("With 1 to {n} candidates the output is p to rounding, and one is accepted in {a:.0%} to {b:.0%} of "
+print_table("one-round", heads, rows, title="One round, exactly", formats=dict(zip(heads[1:], (".1%", ".4f", ".4f"))))
+observe("exact",
+        "With 1 to {n} candidates the output is p to rounding, and one is accepted in {a:.0%} to {b:.0%} of "
         "rounds; a rule told that they were drawn with replacement misses p by {x:.3f}.", n=n, a=rows[0][1],
         b=accepted, x=rows[-1][3], holds=max(row[2] for row in rows) < 1e-12 < 1e-3 < rows[-1][3])
 rng, drafter = np.random.default_rng(A.seed), TreeDrafter(draft, TreeShape.branching((4, 2)), sample=True)
@@ -239,9 +248,10 @@ for _ in progress(range(n), "sampling"):
     counts[near == tokens[-3], tokens[-2]] += 1
 floor = abs(rng.multinomial(n, joint[joint > 0], size=200) / n - joint[joint > 0]).sum(axis=1) / 2
 found, alone = abs(counts / n - joint).sum() / 2, 1 - overlap(joint, other)
-print_table(["tree 4x2", "plain, median", "plain, largest", "draft alone"],
+print_table("sampled", ["tree 4x2", "plain, median", "plain, largest", "draft alone"],
             [[found, np.median(floor), floor.max(), alone]],
             title=f"TV of two tokens from the target's: {n} runs, and {len(floor)} plain samplings of {n}")
-observe("Sampled through trees, {n} pairs of tokens are as near to the target's distribution as plain ones: "
+observe("as-near-as-plain",
+        "Sampled through trees, {n} pairs of tokens are as near to the target's distribution as plain ones: "
         "TV {x:.3f}, {k} plain samplings reach {y:.3f}, and the draft alone is off by {z:.3f}.", n=n, x=found,
         k=len(floor), y=floor.max(), z=alone, holds=found <= floor.max() < alone)

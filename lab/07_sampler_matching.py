@@ -14,12 +14,14 @@
 # %%
 from dataclasses import dataclass, replace
 
+from console import (BadInput, NonNegative, OneOf, Within, assumptions, figure, observe, print_table, progress,
+                     sliders, subplots)
+
 import numpy as np
 
-from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, figure, observe, print_table, progress,
-                     sliders, subplots)
-from decode_lab import (ModelDrafter, PromptLookup, Run, Sampler, accept, autoregressive_generate, draw,
-                        speculative_generate)
+from decode_lab import Run, Sampler, accept, autoregressive_generate, draw, speculative_generate
+from lab.drafters.lookup import PromptLookup
+from lab.drafters.model import ModelDrafter
 from lab import toy
 from llm_math import expected_tokens
 
@@ -38,13 +40,16 @@ class Assumptions:
     prompts: Within(2, 64) = 4                             # Prompts of held-out code, and as many of prose.
     new_tokens: Within(8, 200) = 40                        # Tokens written after each.
     top_k: Within(2, 64) = 8                               # Tokens that may be drawn in section 4.
-    draws: Count = 4000                                    # Rounds drawn there for each bug and position.
+    draws: Within(1, 1_000_000) = 4000                                    # Rounds drawn there for each bug and position.
     seed: NonNegative = 0                                  # Of everything random.
+
+    def __post_init__(self):
+        if len(set(self.penalties) - {1.0}) < len(self.penalties) or not self.penalties:
+            raise BadInput(f"--penalties are {self.penalties}: different ones above 1 would be right; 1, none, is there "
+                           "by itself")
 
 
 A = assumptions(Assumptions)
-if len(set(A.penalties) - {1.0}) < len(A.penalties) or not A.penalties:
-    raise BadInput(f"penalties are {A.penalties}: different ones above 1 would be right; none, 1, is there by itself")
 
 # %% [markdown]
 # ## 1. Acceptance is overlap
@@ -106,26 +111,29 @@ for name, how in progress(cells, "speculating"):
     told[name, how], alpha[name, how], tau[name, how] = float(overlaps.mean()), run.alpha, run.tau
     tests = sum(r.tested for r in run.rounds)
     error[name, how] = float(np.sqrt(overlaps.var() / overlaps.size + run.alpha * (1 - run.alpha) / tests))
-print_table(["target", "draft", "overlap", "accepted", "off", "std error", "tau"],
+print_table("samplers", ["target", "draft", "overlap", "accepted", "off", "std error", "tau"],
             [[*cell, told[cell], alpha[cell], alpha[cell] - told[cell], error[cell], tau[cell]] for cell in cells],
             title=f"Overlap predicted, share accepted, and tokens a round at gamma = {A.gamma}",
             formats=dict.fromkeys(["overlap", "accepted", "tau"], ".2f") | {"off": "+.3f", "std error": ".3f"})
 misses = np.array([alpha[cell] - told[cell] for cell in cells])
-observe("Over {n} pairs of samplers acceptance is off the predicted overlap by {miss:.3f} on average, less than 0.06, "
+observe("overlap-predicts",
+        "Over {n} pairs of samplers acceptance is off the predicted overlap by {miss:.3f} on average, less than 0.06, "
         "though overlaps run from {low:.2f} to {high:.2f}.", n=len(cells), miss=np.abs(misses).mean(),
         low=min(told.values()), high=max(told.values()), holds=np.abs(misses).mean() < 0.06)
 sampled = [name for name in TARGETS if name != "greedy"]
 choices = {name: texts[name].read(1, Sampler(0.0, repetition_penalty=TARGETS[name].repetition_penalty)).argmax(-1)
            for name in sampled}
 p_of_argmax = {name: float(np.take_along_axis(texts[name].p, choices[name][..., None], -1).mean()) for name in sampled}
-observe("Where the target samples, a greedy draft's acceptance falls to the target's probability of its token: {a} "
+observe("greedy-draft-falls",
+        "Where the target samples, a greedy draft's acceptance falls to the target's probability of its token: {a} "
         "predicted, {b} accepted. A draft that draws as the target does overlaps by {c}.",
         a=", ".join(f"{p:.2f}" for p in p_of_argmax.values()),
         b=", ".join(f"{alpha[name, 'greedy']:.2f}" for name in sampled),
         c=", ".join(f"{told[name, 'matched']:.2f}" for name in sampled),
         holds=all(abs(p - alpha[name, "greedy"]) < 0.1 and p < told[name, "matched"] for name, p in p_of_argmax.items()))
 hot = max((how for how in DRAFTS if ("greedy", how) in told), key=DRAFTS.get)
-observe("For the greedy target a greedy draft is best: {a:.2f} of its tokens are the target's, of those drawn at "
+observe("greedy-best-for-greedy",
+        "For the greedy target a greedy draft is best: {a:.2f} of its tokens are the target's, of those drawn at "
         "temperature {t:g} {b:.2f}.", a=told["greedy", "greedy"], t=DRAFTS[hot], b=told["greedy", hot],
         holds=told["greedy", "greedy"] == max(told["greedy", how] for how in DRAFTS if ("greedy", how) in told))
 
@@ -147,10 +155,11 @@ for name, curve in curves.items():
     gains[name] = best - matched
     taus = [expected_tokens(x, A.gamma) for x in (matched, best)]
     rows.append([name, grid[chosen], matched, best, gains[name], taus[1] / taus[0] - 1])
-print_table(["target", "best ratio", "matched", "at the best", "gain", "gain in tau"], rows, formats={
+print_table("tuned", ["target", "best ratio", "matched", "at the best", "gain", "gain in tau"], rows, formats={
     "best ratio": ".2f", "matched": ".3f", "at the best": ".3f", "gain": "+.3f", "gain in tau": "+.1%"},
     title=f"Ratio chosen on half the texts, overlap on the other half; tau by the textbook at gamma = {A.gamma}")
-observe("Tuning the draft's temperature changes the overlap by {a:+.3f} to {b:+.3f}, less than 0.03, while a draft that "
+observe("tuning-little",
+        "Tuning the draft's temperature changes the overlap by {a:+.3f} to {b:+.3f}, less than 0.03, while a draft that "
         "samples otherwise than the target loses up to {c:.2f}.", a=min(gains.values()), b=max(gains.values()),
         c=max(told[name, "matched"] - told[name, how] for name in sampled for how in DRAFTS),
         holds=max(gains.values()) < 0.03)
@@ -163,14 +172,14 @@ axis.set(xlabel="the draft's temperature over the target's", ylabel="overlap, me
          title="What the draft's temperature costs", ylim=(0, 1))
 axis.minorticks_off()
 axis.legend(title="target")
-figure(fig, "overlap over the draft's temperature")
+figure("overlap", fig, "overlap over the draft's temperature")
 
 # %% tags=["notebook"]
 def at(temperature, top_p, draft_temperature):
     """Overlap and textbook tau on the text that the target wrote at T 1, for other samplers of both."""
     text, one = texts["T 1"], Sampler(temperature, top_p=top_p)
     overlaps = np.minimum(text.read(0, one), text.read(1, replace(one, temperature=draft_temperature))).sum(-1).mean()
-    print_table(["overlap", "tau"], [[overlaps, expected_tokens(overlaps, A.gamma)]],
+    print_table("slider", ["overlap", "tau"], [[overlaps, expected_tokens(overlaps, A.gamma)]],
                 formats={"overlap": ".3f", "tau": ".2f"})
 
 
@@ -192,23 +201,28 @@ for T in (0.0, 1.0):
         text = next((each for each in texts.values() if each.sampler == sampler), None) or Text(sampler)
         for ids, p in zip(text.tokens, text.p):
             lookup = PromptLookup()
-            lookup.reset(target, sampler)
+            lookup.start(target, sampler, ids[:PROMPT].tolist())
             for i, row in enumerate(p):
-                chances += [row[x] for x in lookup.propose(ids[:PROMPT + i].tolist(), 1).tokens]
+                read = ids[:PROMPT + i].tolist()
+                lookup.verified(read, [], None)
+                chances += [row[x] for x in lookup.propose(read, 1).tokens]
         run = speculate(PromptLookup(), sampler)
         copied[T, penalty] = run.alpha
         plain = float(np.minimum(text.p, text.read(1, Sampler(T))).sum(axis=-1).mean())
         rows.append([f"{T:g}", f"{penalty:g}", np.mean(chances), sum(r.tested for r in run.rounds), run.alpha, run.tau,
                      float(text.overlaps(1.0 if T else 0.0).mean()), plain])
-print_table(["T", "penalty", "overlap", "tested", "accepted", "tau", "matched", "plain"], rows, formats=dict.fromkeys(
+print_table("penalty",
+            ["T", "penalty", "overlap", "tested", "accepted", "tau", "matched", "plain"], rows, formats=dict.fromkeys(
     ["overlap", "accepted", "tau", "matched", "plain"], ".2f"), title="A lookup under a penalty; beside it, overlaps of "
     f"the {A.draft} model, with the penalty and without")
 high = max(A.penalties)
-observe("A penalty of {p:g} takes what a lookup has accepted from {a:.0%} to {b:.0%} when greedy, and from {c:.0%} to "
+observe("penalty-lowers",
+        "A penalty of {p:g} takes what a lookup has accepted from {a:.0%} to {b:.0%} when greedy, and from {c:.0%} to "
         "{d:.0%} at T = 1.", p=high, a=copied[0.0, 1.0], b=copied[0.0, high], c=copied[1.0, 1.0], d=copied[1.0, high],
         holds=all(copied[T, high] < copied[T, 1.0] for T in (0.0, 1.0)))
 lost = {row[0]: row[6] - row[7] for row in rows if row[1] == f"{high:g}"}
-observe("A model that leaves out that penalty overlaps by {a:.2f} less when greedy and by {b:.2f} less at T = 1 than one that "
+observe("draft-without-penalty",
+        "A model that leaves out that penalty overlaps by {a:.2f} less when greedy and by {b:.2f} less at T = 1 than one that "
         "applies it.", a=lost["0"], b=lost["1"], holds=min(lost.values()) > 0)
 
 # %% [markdown]
@@ -254,16 +268,19 @@ for name, (drawn, reported) in progress(BUGS.items(), "bugs"):
             measured.append([tv(counts / A.draws, p), exact[-1][0]])
             floor.append(np.median([tv(rng.multinomial(A.draws, p) / A.draws, p) for _ in range(50)]))
     rows.append([name, *np.mean(exact, axis=0)[::-1], *np.mean(measured, axis=0)[::-1], np.mean(floor)])
-print_table(["bug", "accepted", "TV", "TV there", "TV drawn", "noise floor"], rows, formats=dict.fromkeys(
+print_table("bugs", ["bug", "accepted", "TV", "TV there", "TV drawn", "noise floor"], rows, formats=dict.fromkeys(
     ["accepted", "TV", "TV there", "TV drawn", "noise floor"], ".3f"),
     title=f"A target at T 1 with the top {A.top_k}: exact over {len(places)} places, drawn {A.draws} times at "
           f"{len(drawn_at)} of them")
 right, *wrong = rows
-observe("Reported as drawn, the output is the target's: TV {a:.0e}, and {b:.3f} drawn, near the noise floor, {c:.3f}.",
+observe("right-if-reported",
+        "Reported as drawn, the output is the target's: TV {a:.0e}, and {b:.3f} drawn, near the noise floor, {c:.3f}.",
         a=right[2], b=right[4], c=right[5], holds=right[2] < 1e-12 and right[4] < 1.5 * right[5])
-observe("Each of the {n} bugs moves it, by a TV of {a:.2f} to {b:.2f}; drawn, by {c:.1f} times the noise floor or more.",
+observe("bugs-move-output",
+        "Each of the {n} bugs moves it, by a TV of {a:.2f} to {b:.2f}; drawn, by {c:.1f} times the noise floor or more.",
         n=len(wrong), a=min(row[2] for row in wrong), b=max(row[2] for row in wrong),
         c=min(row[4] / row[5] for row in wrong), holds=all(row[2] > 0.01 for row in wrong))
 better = [row for row in wrong if row[1] > right[1]]
-observe("With {n} of the bugs more is accepted than without, up to {a:.0%} instead of {b:.0%}: acceptance alone does "
+observe("bugs-accept-more",
+        "With {n} of the bugs more is accepted than without, up to {a:.0%} instead of {b:.0%}: acceptance alone does "
         "not show them.", n=len(better), a=max(row[1] for row in wrong), b=right[1], holds=len(better) > 0)

@@ -17,15 +17,20 @@
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
-
 from console import (BadInput, Count, OneOf, Within, assumptions, figure, observe, print_table,
                      progress, record_samples, subplots)
-from decode_lab import ModelDrafter, Run, TreeShape, accept_lengths_to_end, draft_ranks, speculative_generate
+
+import numpy as np
+
+from decode_lab import Run, speculative_generate
+from lab.drafters.best_tree import accept_lengths_to_end, draft_ranks
+from lab.drafters.model import ModelDrafter
+from lab.drafters.trees import TreeShape
 from hw_specs import CHIPS, chip
 from lab import toy
-from lab.drafters.draft_length import AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, round_seconds, steps
-from lab.measure.replay import KnownText, Remembered
+from lab.drafters.draft_length import AIMD, CostAware, Fixed, Floor, Oracle, round_seconds, steps
+from lab.drafters.model import ConfidentDrafter
+from lab.measure.known_texts import KnownText, Remembered
 from lab.toy.transformer import generate_batch
 from llm_math import MODELS, model, verify_time
 
@@ -46,12 +51,15 @@ class Assumptions:
     overhead_draft_ms: Within(0.0, 1e4) = 0.3              # The same for a draft step, ms.
     floor: Within(0.0, 1.0) = 0.35                         # Acceptance below which the floor policy drafts less.
     threshold: Within(0.0, 1.0) = 0.4                      # Probability below which the confident draft ends.
-    repeats: Count = 15                                    # Timings of each forward on this machine.
+    repeats: Within(1, 1000) = 15                          # Timings of each forward on this machine.
+
+    def __post_init__(self):
+        if self.requests > self.candidates:
+            raise BadInput(f"--requests is {self.requests}, but only {self.candidates} --candidates are there to choose "
+                           "from")
 
 
 A = assumptions(Assumptions)
-if A.requests > A.candidates:
-    raise BadInput(f"requests is {A.requests}, but only {A.candidates} candidates are there to choose from")
 
 # %% [markdown]
 # ## 1. Three texts
@@ -77,12 +85,13 @@ chain = TreeShape.branching((1,) * A.gamma_max)
 # Behind each new token of a text, the drafted tokens that would be accepted.
 accepts = {text: np.concatenate([accept_lengths_to_end(row, chain) for row in ranks[requests]])
            for text, requests in chosen.items()}
-print_table(["text", "requests", "tokens", "agreement", "accept length"], [
+print_table("texts", ["text", "requests", "tokens", "agreement", "accept length"], [
     [text, len(requests), len(accepts[text]), (ranks[requests] == 0).mean(), np.mean(accepts[text])]
     for text, requests in chosen.items()], formats={"agreement": ".2f", "accept length": ".2f"},
     title=f"Where the {A.draft} draft's likeliest token is the target's, and tokens accepted of {A.gamma_max} on average")
 agree = {text: float((ranks[requests] == 0).mean()) for text, requests in chosen.items()}
-observe("The draft agrees on {a:.0%} of the easy text and {b:.0%} of the hard one.", a=agree["easy"], b=agree["hard"],
+observe("easy-and-hard",
+        "The draft agrees on {a:.0%} of the easy text and {b:.0%} of the hard one.", a=agree["easy"], b=agree["hard"],
         holds=agree["easy"] > agree["hard"] + 0.2)
 
 # %% [markdown]
@@ -107,17 +116,18 @@ timed = {**{n: (target, n) for n in sent}, "draft": (small, 1)}
 seconds = {name: [] for name in timed}
 for _ in range(A.repeats + 2):
     for name, (each, n) in timed.items():                  # in turn, so that a slow moment hits all alike
-        each.rollback(0)
-        each.extend(written[0][:PROMPT])
+        each.rewind(0)
+        each.send(written[0][:PROMPT])
         started = perf_counter()
-        each.extend(np.resize(written[0], PROMPT + n)[PROMPT:])
+        each.send(np.resize(written[0], PROMPT + n)[PROMPT:])
         seconds[name].append(perf_counter() - started)
 here = {name: float(np.median(x[2:])) for name, x in seconds.items()}
 record_samples("seconds of a forward of the toy", seconds)
 costs[HERE] = {n: here[n] / here[1] for n in sent}, here["draft"] / here[1]
 COSTS = [name for name in costs if name != HERE]
 for names, measured in ((COSTS, []), ([HERE], [f"t({n})" for n in sent] + ["c"])):
-    print_table(["cost model", *(f"t({n})" for n in sent), "c"], [[name, *(costs[name][0][n] for n in sent),
+    print_table(f"costs-{'models' if names == COSTS else 'here'}",
+                ["cost model", *(f"t({n})" for n in sent), "c"], [[name, *(costs[name][0][n] for n in sent),
                                                                    costs[name][1]]
                 for name in names], formats=dict.fromkeys([*(f"t({n})" for n in sent), "c"], ".2f"), measured=measured,
                 title=f"{model(A.target).name} and {model(A.priced).name} on {chip(A.chip).name}" if names == COSTS else
@@ -182,7 +192,7 @@ def regret(name, text: str, cost: str) -> float:
 
 usual, heads = min(4, A.gamma_max), [*chosen, *(f"regret {text}" for text in chosen)]
 for cost in costs:
-    print_table(["policy", *heads], [
+    print_table(f"speed-{cost}", ["policy", *heads], [
         [said, *(speed[text, cost][name] for text in chosen), *(regret(name, text, cost) for text in chosen)]
         for said, name in (("plain", 0), (f"fixed {usual}", usual), *((name, name) for name in ("best fixed", *POLICIES)))],
         title=f"Speedup: tokens for the cost of a plain step; regret against the oracle: {cost}",
@@ -192,34 +202,42 @@ for policy, cost in (*((name, "") for name in POLICIES[:3]), *((name, cost) for 
         "best fixed", *POLICIES[3:]))):
     each = [runs[text, cost or COSTS[0]][policy] for text in chosen]
     rows.append([policy, cost, *(x for run in each for x in (run.drafted / len(run.rounds), run.tau))])
-print_table(["policy", "cost model", *lengths], rows, title="Drafted per round (gamma), and tokens per round (tau)",
+print_table("lengths",
+            ["policy", "cost model", *lengths], rows, title="Drafted per round (gamma), and tokens per round (tau)",
             formats=dict.fromkeys(lengths, ".1f") | dict.fromkeys(lengths[1::2], ".2f"))
 
 places = [(text, cost) for cost in COSTS for text in chosen]
 kept = {place: speed[place]["cost-aware"] / speed[place]["best fixed"] for place in places}
-observe("Told nothing of the text, the cost-aware policy keeps {low:.2f} or more of the best fixed gamma of each text "
+observe("near-best-fixed",
+        "Told nothing of the text, the cost-aware policy keeps {low:.2f} or more of the best fixed gamma of each text "
         "under each cost model: at least 0.90.", low=min(kept.values()), holds=min(kept.values()) >= 0.9)
 useless = [place for place in places if speed[place]["best fixed"] < 1.02]
 low = min(speed[place]["cost-aware"] for place in places)
-observe("In {n} of {of} cases no fixed gamma gains 2%. Nowhere does the policy fall below {low:.3f} of plain decoding's "
+observe("never-slower",
+        "In {n} of {of} cases no fixed gamma gains 2%. Nowhere does the policy fall below {low:.3f} of plain decoding's "
         "speed: at least 0.98.", low=low, n=len(useless), of=len(places), holds=low >= 0.98)
 mean = {name: float(np.mean([regret(name, *place) for place in places])) for name in (*POLICIES[:-1], usual)}
-observe("On average over texts and cost models its regret is {a:.0%}, less than that of AIMD, {b:.0%}, of the floor, "
+observe("least-regret",
+        "On average over texts and cost models its regret is {a:.0%}, less than that of AIMD, {b:.0%}, of the floor, "
         "{c:.0%}, or of always {n}, {e:.0%}.", a=mean["cost-aware"], b=mean["AIMD"], c=mean["floor"], n=usual,
         e=mean[usual], holds=mean["cost-aware"] < min(mean["AIMD"], mean["floor"], mean[usual]))
-observe("The draft's confidence competes with it: {d:.0%} alone, which knows no cost, and {f:.0%} with both. All stay "
+observe("confidence-competes",
+        "The draft's confidence competes with it: {d:.0%} alone, which knows no cost, and {f:.0%} with both. All stay "
         "further than 10% behind the oracle.", d=mean["confident"], f=mean["with confidence"],
         holds=min(mean.values()) > 0.1)
 wrong = {cost: speed["hard", cost][best["easy", cost]] / speed["hard", cost][best["hard", cost]] for cost in COSTS}
 worst = min(wrong, key=wrong.get)
-observe("A length fixed for another text is dear: the easy text's best, {g}, reaches {x:.2f} of what the hard text's "
+observe("other-length-costs",
+        "A length fixed for another text is dear: the easy text's best, {g}, reaches {x:.2f} of what the hard text's "
         "best, {h}, does ({cost}).", g=best["easy", worst], h=best["hard", worst], x=wrong[worst], cost=worst,
         holds=wrong[worst] < 0.9)
 low = min(speed[text, HERE]["cost-aware"] / max(speed[text, HERE]["best fixed"], 1) for text in chosen)
-observe("With the toy's own times on this machine it keeps {low:.2f} of the better of plain decoding and the best "
+observe("near-best-here",
+        "With the toy's own times on this machine it keeps {low:.2f} of the better of plain decoding and the best "
         "fixed gamma: at least 0.90.", low=low, measured=True, holds=low >= 0.9)
 beaten = max(speed[place][name] / speed[place]["oracle"] for place in places for name in speed[place])
-observe("Nothing is faster than the oracle: {x:.3f} of its speed at most.", x=beaten, holds=beaten <= 1 + 1e-9)
+observe("oracle-fastest",
+        "Nothing is faster than the oracle: {x:.3f} of its speed at most.", x=beaten, holds=beaten <= 1 + 1e-9)
 
 # %% [markdown]
 # ## 4. By the target itself
@@ -237,7 +255,8 @@ for name, how in progress(named.items(), "the target itself"):
     same.append(tokens == written[chosen["alternating"]].ravel().tolist())
     alike.append([(r.drafted, r.accepted) for r in run.rounds]
                  == [(r.drafted, r.accepted) for r in runs["alternating", cost][name].rounds])
-observe("Under each of {n} policies the target writes what plain decoding writes, in the rounds that were counted.",
+observe("same-text",
+        "Under each of {n} policies the target writes what plain decoding writes, in the rounds that were counted.",
         n=len(same), holds=all(same) and all(alike))
 fig, axes = subplots(len(named) + 1, 1, size=(8.0, 9.0), sharex=True, sharey=True)
 for axis, name in zip(axes, (*named, "oracle")):
@@ -253,4 +272,4 @@ for i in range(A.requests):
 axes[0].set_ylim(0, 1.4 * A.gamma_max)
 axes[1].legend(loc="upper right", ncol=2, fontsize=8)
 axes[-1].set(xlabel="tokens written")
-figure(fig, "draft length over the alternating text, and what was accepted")
+figure("lengths", fig, "draft length over the alternating text, and what was accepted")

@@ -15,18 +15,20 @@
 # %%
 from dataclasses import dataclass
 
-import numpy as np
-
 from console import (Alpha, BadInput, Count, NonNegative, OneOf, Within, assumptions, figure, fmt_bytes, fmt_time,
                      observe,
                      print_table, progress, sliders, subplots)
-from decode_lab import ModelDrafter, Run, Sampler, autoregressive_generate, speculative_generate
+
+import numpy as np
+
+from decode_lab import Run, Sampler, autoregressive_generate, speculative_generate
+from lab.drafters.model import ModelDrafter
 from hw_specs import CHIPS, chip
 from lab import toy
 from lab.drafters.cascade import CascadeDrafter
 from lab.drafters.draft_length import round_seconds, steps
-from lab.measure.replay import KnownText, Remembered
-from lab.measure.tables import Misreporting, Table, transition_distances, transitions
+from lab.measure.known_texts import KnownText, Remembered
+from lab.measure.exactness import Misreporting, Table, transition_distances, transitions
 from llm_math import MODELS, best_cascade, model, verify_time
 
 NAMES = ("small", "middle", "large")
@@ -35,7 +37,7 @@ NAMES = ("small", "middle", "large")
 @dataclass(frozen=True)
 class Assumptions:
     vocabulary: Within(2, 12) = 5                          # Tokens of the small random models of section 1.
-    samples: Count = 4000                                  # Tokens sampled from each of them.
+    samples: Within(1, 1_000_000) = 4000                                  # Tokens sampled from each of them.
     small: OneOf(*MODELS) = "pythia-70m"                   # Model whose step is the price of the small one's.
     middle: OneOf(*MODELS) = "pythia-410m"                 # Model whose step is the price of the middle one's.
     large: OneOf(*MODELS) = "pythia-2.8b"                  # Model whose step is the price of the target's.
@@ -51,10 +53,13 @@ class Assumptions:
     new_tokens: Within(8, 200) = 40                        # Tokens written after each.
     seed: NonNegative = 0                                  # Of everything random.
 
+    def __post_init__(self):
+        if not model(self.small).n_params() < model(self.middle).n_params() < model(self.large).n_params():
+            raise BadInput(f"--small {self.small}, --middle {self.middle} and --large {self.large} are no cascade: three "
+                           "models that grow would be right")
+
 
 A = assumptions(Assumptions)
-if not model(A.small).n_params() < model(A.middle).n_params() < model(A.large).n_params():
-    raise BadInput(f"{A.small}, {A.middle} and {A.large} are no cascade: three models that grow would be right")
 
 # %% [markdown]
 # ## 1. Which q?
@@ -82,12 +87,14 @@ for name, drafter in (("plain decoding", None), ("cascade, the middle one's q", 
     chance = rng.multinomial(counts.sum(1), LARGE, (500, len(LARGE)))
     tv, floor = (transition_distances(x, LARGE)[1] for x in (counts, chance))
     rows.append([name, run.tau, float(tv), float(np.median(floor)), float(np.quantile(floor, 0.999))])
-print_table(["decoding", "tau", "TV", "noise floor", "chance, 99.9%"], rows, formats=dict.fromkeys(
+print_table("sampled", ["decoding", "tau", "TV", "noise floor", "chance, 99.9%"], rows, formats=dict.fromkeys(
     ["TV", "noise floor", "chance, 99.9%"], ".4f"), title=f"{A.samples} sampled tokens against the target's distribution")
 plain, right, wrong = rows
-observe("With the middle one's q the text is the target's: TV {a:.4f}, within chance, {b:.4f}.", a=right[2], b=right[4],
+observe("middle-q-right",
+        "With the middle one's q the text is the target's: TV {a:.4f}, within chance, {b:.4f}.", a=right[2], b=right[4],
         holds=right[2] <= right[4])
-observe("With the small one's q it is not: TV {a:.4f}, {x:.1f} times the noise floor.", a=wrong[2],
+observe("small-q-wrong",
+        "With the small one's q it is not: TV {a:.4f}, {x:.1f} times the noise floor.", a=wrong[2],
         x=wrong[2] / wrong[3],
         holds=wrong[2] > wrong[4])
 
@@ -125,7 +132,7 @@ def compare(c1, c2, alpha_12, alpha_23, alpha_13=None) -> dict:
                 gamma=gamma, small_gamma=small_gamma, middle_gamma=middle_gamma)
 
 
-print_table(["model", "bytes read", "layers", *(f"batch {b}" for b in A.batches),
+print_table("one-step", ["model", "bytes read", "layers", *(f"batch {b}" for b in A.batches),
              *(f"c, batch {b}" for b in A.batches)],
             [[shape.name, shape.streamed_bytes(), shape.n_layers, *(fmt_time(seconds(name, 1, b)) for b in A.batches),
               *(seconds(name, 1, b) / seconds("large", 1, b) for b in A.batches)] for name, shape in SHAPES.items()],
@@ -135,16 +142,17 @@ ratios = {b: [seconds(name, batch=b) / seconds("large", batch=b) for name in NAM
 SPEEDS = ["small", "middle", "cascade", "gain"]
 alphas = sorted({(A.alpha_12, A.alpha_23), (0.6, 0.6), (0.6, 0.9), (0.9, 0.6), (0.9, 0.9)})
 told = {pair: compare(*ratios[A.batches[0]], *pair) for pair in alphas}
-print_table(["alpha_12", "alpha_23", *SPEEDS, "inner gamma", "gamma"], [
+print_table("cascades", ["alpha_12", "alpha_23", *SPEEDS, "inner gamma", "gamma"], [
     [*pair, *(x[key] for key in SPEEDS), x["inner"], x["gamma"]] for pair, x in told.items()],
     formats=dict.fromkeys(SPEEDS, ".2f"), title="Speedups of both pairs and of the cascade at batch "
     f"{A.batches[0]}; an inner gamma of 0 leaves the small one out")
-observe("The cascade beats both pairs in {n} of these {of} cases, by {x:.0%} at most.", of=len(told),
+observe("beats-pairs",
+        "The cascade beats both pairs in {n} of these {of} cases, by {x:.0%} at most.", of=len(told),
         n=sum(x["gain"] > 1.005 for x in told.values()), x=max(x["gain"] for x in told.values()) - 1,
         holds=any(x["gain"] > 1.005 for x in told.values()))
 
 # %% tags=["notebook"]
-sliders(lambda c1, c2, alpha_12, alpha_23: print_table(
+sliders(lambda c1, c2, alpha_12, alpha_23: print_table("slider",
     [*SPEEDS, "inner gamma", "gamma"], [[x[key] for key in (*SPEEDS, "inner", "gamma")] for x in [compare(
         c1, c2, alpha_12, alpha_23)]], formats=dict.fromkeys(SPEEDS, ".2f")),
     c1=(0.0, 0.5, 0.01, 0.04), c2=(0.05, 1.0, 0.05, 0.2), alpha_12=(0.0, 0.95, 0.05, 0.8),
@@ -206,7 +214,8 @@ texts = {T: np.array([autoregressive_generate(target, ids, A.new_tokens, T, rng)
 PAIRS = {"alpha_12": ("small", "middle"), "alpha_23": ("middle", "large"), "alpha_13": ("small", "large")}
 alpha = {T: {name: overlap_of(T, *pair) for name, pair in PAIRS.items()} for T in texts}
 HEADS = [*PAIRS, "12 times 23", "12 + 23 - 1"]
-print_table(["T", *HEADS], [[f"{T:g}", *x.values(), x["alpha_12"] * x["alpha_23"], x["alpha_12"] + x["alpha_23"] - 1]
+print_table("overlap",
+            ["T", *HEADS], [[f"{T:g}", *x.values(), x["alpha_12"] * x["alpha_23"], x["alpha_12"] + x["alpha_23"] - 1]
                             for T, x in alpha.items()], title="Overlap on the toy family",
             formats=dict.fromkeys(HEADS, ".2f"))
 rows, speed, family, identical = [], {}, {}, []
@@ -220,11 +229,14 @@ for T in progress(texts, "three models"):
         identical += [same] if T == 0 else []
         rows.append([f"{T:g}", name, inner, gamma, accepted, tau, x[name], speed[T, name], x[name] / speed[T, name]])
 timed = ["accepted by middle", "tau", "predicted", "speedup", "ratio"]
-print_table(["T", "drafts", "inner gamma", "gamma", *timed], rows, formats=dict.fromkeys(timed, ".2f"), title="The "
+print_table("runs",
+            ["T", "drafts", "inner gamma", "gamma", *timed], rows, formats=dict.fromkeys(timed, ".2f"), title="The "
             "target itself, at the draft lengths that the formula finds best; rounds priced as the models above")
-observe("Greedy, both pairs and the cascade write what plain decoding writes.", holds=all(identical))
+observe("same-text",
+        "Greedy, both pairs and the cascade write what plain decoding writes.", holds=all(identical))
 off = max(abs(row[-1] - 1) for row in rows)
-observe("The formula, which takes acceptance as the same everywhere, predicts these speedups within {x:.0%}: less than "
+observe("formula-close",
+        "The formula, which takes acceptance as the same everywhere, predicts these speedups within {x:.0%}: less than "
         "25%.", x=off, holds=off < 0.25)
 
 gammas, inners, best = range(1, A.gamma + 1), range(1, A.inner + 1), {}
@@ -234,7 +246,7 @@ for name in NAMES[:2]:
 cascades = {inner: CascadeDrafter(known["middle"], ModelDrafter(known["small"]), inner) for inner in inners}
 best["cascade"] = max((decode(cascades[inner], gamma, 0.0, counted=True)[0], gamma, inner)
                       for gamma in progress(gammas, "cascades") for inner in inners if inner < gamma)
-print_table(["drafts", "inner gamma", "gamma", "speedup"], [
+print_table("best-lengths", ["drafts", "inner gamma", "gamma", "speedup"], [
     [name, *(found[2:] or ["-"]), found[1], found[0]] for name, found in best.items()], formats={"speedup": ".3f"},
     title="Greedy, the best of all draft lengths, counted")
 
@@ -248,10 +260,12 @@ for T, how, found in ((0.0, "Greedy, all draft lengths counted", {name: found[0]
                       (1.0, "At T = 1, at the lengths above", {name: speed[1.0, name] for name in best})):
     pair = max(NAMES[:2], key=lambda name: found[name])
     gain, said = found["cascade"] / max(found[pair], 1.0), family[T]["gain"]
-    observe(how + ", the cascade is {x:.2f} times as fast as the better pair, {pair} and large: it {verdict}. The formula "
+    observe(f"gain-{'greedy' if T == 0 else 'sampled'}",
+            how + ", the cascade is {x:.2f} times as fast as the better pair, {pair} and large: it {verdict}. The formula "
             "predicts {y:.2f}, within 0.15.", x=gain, pair=pair, verdict=verdict(gain), y=said, holds=abs(gain - said) < 0.15)
 a12, a23, a13 = alpha[0.0].values()
-observe("Greedy, the target agrees with the small model on {a:.0%} of tokens, more than the product of the other two, "
+observe("not-independent",
+        "Greedy, the target agrees with the small model on {a:.0%} of tokens, more than the product of the other two, "
         "{b:.0%}: all three learned the same text. With the product a gain of {x:.2f} would be predicted.", a=a13,
         b=a12 * a23, x=compare(c1, c2, a12, a23)["gain"], holds=a13 > a12 * a23)
 
@@ -287,4 +301,4 @@ for batch, (x, y) in ratios.items():
     axes[1].plot(x, y, "ko", ms=4)
     axes[1].annotate(f"batch {batch}", (x, y), textcoords="offset points", xytext=(6, -3), fontsize=8)
 fig.colorbar(shade, ax=axes, label="cascade over the better pair, %")
-figure(fig, "where a cascade pays")
+figure("cascade-pays", fig, "where a cascade pays")

@@ -22,13 +22,14 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+import console
+from console import (NonNegative, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
+                     record_samples)
+
 import numpy as np
 
-import console
-from console import (Count, NonNegative, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
-                     record_samples)
 from decode_lab import Run, autoregressive_generate, speculative_generate
-from lab.ngram import corpus, disk
+from lab.ngram import Corpus, disk, token_chunks, tokenizer
 from lab import toy
 from lab.ngram.counting import BREAK, build_table
 from lab.ngram.table import PAGE, NgramTable, expected_pages
@@ -43,7 +44,7 @@ class Assumptions:
     top_k: Within(1, 64) = 4                               # Successors kept for each context.
     orders: tuple[Within(2, 6), ...] = (2, 3, 4)           # Tables that are built, by the tokens of an n-gram.
     shares: tuple[Within(0.001, 1.0), ...] = (0.016, 0.063, 0.25, 1.0)   # Shares of the corpus, the last is used.
-    prompts: Count = 6                                     # Prompts of held-out text, of each kind.
+    prompts: Within(1, 256) = 6                                     # Prompts of held-out text, of each kind.
     prompt_tokens: Short = 32                              # Length of a prompt.
     new_tokens: Short = 64                                 # Greedy continuation of each.
     gamma: Within(1, 64) = 8                               # Longest draft.
@@ -55,6 +56,7 @@ class Assumptions:
 
 
 A = assumptions(Assumptions)
+OUT = console.out_folder()                                 # the tables stand there for a while
 
 # %% [markdown]
 # ## 1. What a table covers
@@ -67,7 +69,7 @@ A = assumptions(Assumptions)
 # %%
 def chunks_of(kind: str) -> np.ndarray:
     """Token ids of a corpus, BREAK between documents."""
-    return np.concatenate(list(corpus.token_chunks(corpus.Corpus([toy.corpus(kind)]), words.encode_batch)))
+    return np.concatenate(list(token_chunks(Corpus([toy.corpus(kind)]), words.encode_batch)))
 
 
 def build(order: int, tokens: np.ndarray, name: str, vocab_size: int, fingerprint: str) -> tuple[NgramTable, float]:
@@ -88,9 +90,9 @@ def covered(table: NgramTable, text: np.ndarray) -> np.ndarray:
 
 
 held = ExitStack()
-console.OUT.mkdir(parents=True, exist_ok=True)             # on the disk of the project: /tmp may be memory
-folder = held.enter_context(TemporaryDirectory(dir=console.OUT, prefix="ngram-"))
-words, heldout = corpus.tokenizer("toy"), {kind: np.array(toy.encode(toy.heldout(kind))) for kind in toy.KINDS}
+# On the disk of the project: /tmp may be memory.
+folder = held.enter_context(TemporaryDirectory(dir=OUT, prefix="ngram-"))
+words, heldout = tokenizer("toy"), {kind: np.array(toy.encode(toy.heldout(kind))) for kind in toy.KINDS}
 texts = {kind: chunks_of(kind) for kind in toy.KINDS}
 tables, found, rows = {}, {}, []
 for share in progress(A.shares, "building tables"):
@@ -102,17 +104,19 @@ for share in progress(A.shares, "building tables"):
         rows.append([order, table.n_tokens, table.n_rows, table.nbytes / 1e6, table.n_tokens / seconds / 1e6,
                      *(x for kind in toy.KINDS for x in found[share, order][kind])])
 heads = [f"{kind}: {what}" for kind in toy.KINDS for what in ("entry", "right", f"in {A.top_k}")]
-print_table(["order", "tokens", "rows", "MB", "M tokens/s", *heads], rows, measured=["M tokens/s"],
+print_table("growing", ["order", "tokens", "rows", "MB", "M tokens/s", *heads], rows, measured=["M tokens/s"],
             title="Tables of a growing corpus, on held-out text",
             formats={"MB": ".2f", "M tokens/s": ".1f"} | dict.fromkeys(heads, ".0%"))
 top, low = max(A.orders), min(A.orders)
 first, last = ({order: found[share, order]["code"] for order in A.orders} for share in (A.shares[0], A.shares[-1]))
-observe("{n:.0f} times the corpus takes the share of places of code where order {top}'s first guess is right from {a:.1%} "
+observe("long-contexts-grow",
+        "{n:.0f} times the corpus takes the share of places of code where order {top}'s first guess is right from {a:.1%} "
         "to {b:.1%}, and order {low}'s from {c:.1%} to {d:.1%}: the long contexts live off the corpus.",
         n=A.shares[-1] / A.shares[0], top=top, low=low, a=first[top][1], b=last[top][1], c=first[low][1],
         d=last[low][1], holds=last[top][1] - first[top][1] > last[low][1] - first[low][1])
 before = found[A.shares[-1], sorted(A.orders)[-2]]["code"] if len(A.orders) > 1 else last[top]
-observe("Of the whole corpus, order {top} knows {x:.0%} of the contexts of held-out code, and is right in {y:.0%} of "
+observe("known-contexts",
+        "Of the whole corpus, order {top} knows {x:.0%} of the contexts of held-out code, and is right in {y:.0%} of "
         "those; order {n}, {v:.0%} and {w:.0%}.", top=top, x=last[top][0], y=last[top][1] / last[top][0],
         n=sorted(A.orders)[-2:][0], v=before[0], w=before[1] / before[0],
         holds=last[top][0] <= before[0] and last[top][1] / last[top][0] >= before[1] / before[0])
@@ -155,10 +159,12 @@ for kind in ("again", *toy.KINDS):
         rows.append([kind, name, len(run.rounds), run.drafted / len(run.rounds), run.alpha if run.drafted else None, run.tau])
         tiers = [run.by_source.get(tier, (0, 0)) for tier in ("lookup", *names.values())]
         by_tier.append([kind, name, *(x for t, a in tiers for x in (t, a / t if t else None))])
-print_table(["text", "tiers", "rounds", "drafts a round", "alpha", "tau"], rows, formats={"drafts a round": ".1f"} |
+print_table("drafts",
+            ["text", "tiers", "rounds", "drafts a round", "alpha", "tau"], rows, formats={"drafts a round": ".1f"} |
             dict.fromkeys(["alpha", "tau"], ".2f"), title=f"{A.prompts} prompts of each kind, gamma {A.gamma}, greedy")
 heads = [f"{tier}: {what}" for tier in ("lookup", *names.values()) for what in ("tested", "kept")]
-print_table(["text", "tiers", *heads], by_tier, title="Drafted tokens that were tested, and the share accepted, by tier",
+print_table("tiers",
+            ["text", "tiers", *heads], by_tier, title="Drafted tokens that were tested, and the share accepted, by tier",
             formats=dict.fromkeys(heads[1::2], ".0%"))
 grown = {share: [drafted(NgramDrafter([tables[share, order] for order in by_order], price=0), kind) for kind in toy.KINDS]
          for share in progress(A.shares, "a growing corpus")}
@@ -167,26 +173,31 @@ rows = []
 for share, both in grown.items():
     tests = [[sum(run.by_source.get(tier, (0, 0))[i] for tier in names.values()) for i in (0, 1)] for run in both]
     rows.append([share, *(x for (t, a), run in zip(tests, both) for x in (t, a / t if t else None, run.tau))])
-print_table(["share", *heads], rows, title="Tokens drafted by tables of a growing corpus that were tested, the share accepted",
+print_table("tiers-growing",
+            ["share", *heads], rows, title="Tokens drafted by tables of a growing corpus that were tested, the share accepted",
             formats=dict.fromkeys(heads[1::3], ".0%") | dict.fromkeys(heads[2::3], ".2f"))
-observe("Each of {n} texts is that of plain greedy decoding.", n=len(same), holds=all(same))
+observe("same-text", "Each of {n} texts is that of plain greedy decoding.", n=len(same), holds=all(same))
 tau = {key: run.tau for key, run in runs.items()}
-observe("A lookup pays where the text repeats itself: it alone brings {a:.2f} tokens a round on a text asked for again, "
+observe("lookup-repeats",
+        "A lookup pays where the text repeats itself: it alone brings {a:.2f} tokens a round on a text asked for again, "
         "{b:.2f} on fresh code and {c:.2f} on fresh prose.", a=tau["again", "lookup"], b=tau["code", "lookup"],
         c=tau["prose", "lookup"], holds=tau["again", "lookup"] > max(tau["code", "lookup"], tau["prose", "lookup"]))
 free = list(drafters)[:-1]
 gain = {name: [tau[kind, name] - tau[kind, before] for kind in ("again", *toy.KINDS)] for before, name in zip(free, free[1:])}
-observe("What the table of each order adds, in tokens a round on the text asked for again, on code and on prose: {all}. The first "
+observe("orders-add",
+        "What the table of each order adds, in tokens a round on the text asked for again, on code and on prose: {all}. The first "
         "table finds where nothing is left to copy; on fresh text the highest order adds less than the ones below it.",
         all="; ".join(f"{name[3:]}: " + ", ".join(f"{x:+.2f}" for x in more) for name, more in gain.items()),
         holds=len(gain) > 1 and all(sum(more[i] for more in gain.values()) > 2 * gain[free[-1]][i] for i in (1, 2)))
 least, most = (grown[share] for share in (min(A.shares), max(A.shares)))
-observe("{n:.0f} times the corpus brings {a:+.2f} tokens a round on code and {b:+.2f} on prose.", n=max(A.shares) / min(A.shares),
+observe("corpus-adds",
+        "{n:.0f} times the corpus brings {a:+.2f} tokens a round on code and {b:+.2f} on prose.", n=max(A.shares) / min(A.shares),
         **{k: y.tau - x.tau for k, x, y in zip("ab", least, most)},
         holds=all(y.tau > x.tau for x, y in zip(least, most)))
 lost = {kind: tau[kind, free[-1]] - tau[kind, "priced"] for kind in ("again", *toy.KINDS)}
 fewer = {kind: 1 - runs[kind, "priced"].drafted / runs[kind, free[-1]].drafted for kind in lost}
-observe("A price of {p:g} spares {x:.0%} of the drafted tokens on prose, and {v:.0%} on the text asked for again, for {y:.2f} "
+observe("price",
+        "A price of {p:g} spares {x:.0%} of the drafted tokens on prose, and {v:.0%} on the text asked for again, for {y:.2f} "
         "and {w:.2f} tokens a round.", p=A.price, x=fewer["prose"], v=fewer["again"], y=lost["prose"], w=lost["again"],
         holds=fewer["prose"] > fewer["again"])
 
@@ -243,21 +254,25 @@ for order, io in progress([(order, io) for order in big for io in ("mmap", "ram"
         many[order, io] = median(len(contexts) / batch(table, contexts) for _ in range(7))
         record_samples(f"seconds of a lookup, order {order}, {io}, warm", seconds)
 timed = ["open, ms", "us a lookup", "pages in memory", "MB read", "faults"]
-print_table(["order", "file", "state", *timed[:3], "pages told", *timed[3:]], rows, measured=timed,
+print_table("lookups", ["order", "file", "state", *timed[:3], "pages told", *timed[3:]], rows, measured=timed,
             title=f"{A.lookups} lookups in {fmt_bytes(big[2].nbytes)} of bigrams and {fmt_bytes(big[3].nbytes)} of trigrams; "
                   "faults are those that waited for the disk", formats={"open, ms": ".1f", "us a lookup": ".2f",
                   "pages told": ".0f", "MB read": ".2f"})
 timed = ["one at a time, M/s", "in batches, M/s"]
-print_table(["order", "file", *timed], [[*key, 1e-6 / one[key], many[key] / 1e6] for key in one], measured=timed,
+print_table("batched",
+            ["order", "file", *timed], [[*key, 1e-6 / one[key], many[key] / 1e6] for key in one], measured=timed,
             title=f"Warm rows a second, in batches of {len(contexts):,}", formats=dict.fromkeys(timed, ".2f"))
-observe("Warm and one at a time, bigram rows come at {x:,.0f} a second from the mapped file and {y:,.0f} from memory, at "
+observe("single-fast",
+        "Warm and one at a time, bigram rows come at {x:,.0f} a second from the mapped file and {y:,.0f} from memory, at "
         "least 500,000, and a trigram takes {v:.2f} us, at most 3.", x=1 / one[2, "mmap"], y=1 / one[2, "ram"],
         v=1e6 * one[3, "mmap"], measured=True,
         holds=max(one[2, "mmap"], one[2, "ram"]) <= 2e-6 and one[3, "mmap"] <= 3e-6)
-observe("In batches the mapped file gives {x:.1f} million bigram rows a second, at least 5, and {y:.1f} million trigram rows.",
+observe("batches-fast",
+        "In batches the mapped file gives {x:.1f} million bigram rows a second, at least 5, and {y:.1f} million trigram rows.",
         x=many[2, "mmap"] / 1e6, y=many[3, "mmap"] / 1e6, measured=True, holds=many[2, "mmap"] >= 5e6)
 two, three = (expected_pages(big[order], A.lookups) / A.lookups for order in (2, 3))
-observe("Of the trigrams' file {m} lookups touch {z:.1%}. A bigram costs {x:.2f} pages, a binary search {y:.2f}.", x=two,
+observe("few-pages",
+        "Of the trigrams' file {m} lookups touch {z:.1%}. A bigram costs {x:.2f} pages, a binary search {y:.2f}.", x=two,
         y=three, m=A.lookups, z=expected_pages(big[3], A.lookups) / (big[3].nbytes / PAGE), holds=three > 2 * two)
 
 # %% [markdown]
@@ -278,9 +293,10 @@ for kind, (name, keys) in ((kind, item) for kind in (int, np.int64, np.uint64) f
     took[kind, name], wrong[kind, name] = (perf_counter() - started) / len(values), int((at != wanted).sum())
     rows.append([kind.__name__, name, np.result_type(keys, np.asarray(values[0])).name, wrong[kind, name],
                  1e6 * took[kind, name]])
-print_table(["scalar", "keys", "compared as", "wrong", "us a search"], rows, measured=["us a search"],
+print_table("scalars", ["scalar", "keys", "compared as", "wrong", "us a search"], rows, measured=["us a search"],
             title=f"20 searches among {len(spread):,} keys of uint64, numpy {np.__version__}", formats={"us a search": ".1f"})
-observe("With a Python int a search takes {x:,.0f} times as long as with a np.uint64, and among numbers in a row above 2^53 "
+observe("python-int-wrong",
+        "With a Python int a search takes {x:,.0f} times as long as with a np.uint64, and among numbers in a row above 2^53 "
         "{n} of 20 are wrong, with a np.uint64 {k}.", x=took[int, "spread"] / took[np.uint64, "spread"],
         n=wrong[int, "in a row"], k=wrong[np.uint64, "in a row"], measured=True,
         holds=took[int, "spread"] > 10 * took[np.uint64, "spread"] and not wrong[np.uint64, "in a row"])

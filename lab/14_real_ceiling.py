@@ -18,25 +18,30 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-import numpy as np
-
 from console import (Alpha, BadInput, Count, OneOf, assumptions, figure, fmt_bytes, fmt_time, observe,
                      print_table, print_text, progress, record_samples, subplots)
-from decode_lab import Draft, PromptLookup, autoregressive_generate, speculative_generate
+
+import numpy as np
+
+from decode_lab import Draft, autoregressive_generate, speculative_generate
+from lab.drafters.lookup import PromptLookup
 from hw_specs import measure_this_machine
-from lab.models import hf
+from lab import models
+from lab.measure import timing
+from lab.measure.divergence import explain_divergence
+from lab.models.random_weights import random_ids, random_model
 from llm_math import expected_tokens, fit_step_time, tau_from_positions
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = hf.DEFAULT
+    target: str = models.DEFAULT
     """A known name, a hub id in the local cache, a folder, or a .gguf file."""
     random_weights: str = ""
     """Or a registered shape, such as pythia-2.8b, weights drawn: times and c are real, acceptance means nothing."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, or auto."""
-    dtype: OneOf(*hf.DTYPES) = "float32"
+    dtype: OneOf(*models.DTYPES) = "float32"
     """Of weights and cache."""
     text: str = ("The printing press was invented around 1440 by Johannes Gutenberg in Mainz. It used movable metal "
                  "letters, oil-based ink and a wooden press adapted from those used for wine. Within fifty years, more "
@@ -65,8 +70,8 @@ class Assumptions:
 A = assumptions(Assumptions)
 sent = sorted(set(A.sent))
 if len(sent) < 3 or sent[0] != 1 or sent[-1] <= A.gamma:
-    raise BadInput(f"--sent must hold 1, two more lengths, and one above gamma = {A.gamma}, not {A.sent}")
-if A.random_weights and A.target != hf.DEFAULT:
+    raise BadInput(f"--sent must hold 1, two more lengths, and one above --gamma {A.gamma}, not {A.sent}")
+if A.random_weights and A.target != models.DEFAULT:
     raise BadInput(f'either --target or --random-weights is possible, not both "{A.target}" and "{A.random_weights}"')
 
 # %% [markdown]
@@ -80,19 +85,20 @@ if A.random_weights and A.target != hf.DEFAULT:
 
 # %%
 started = perf_counter()
-target = (hf.random_model(A.random_weights, A.device, A.dtype) if A.random_weights else
-          hf.load(A.target, A.device, A.dtype))
+target = (random_model(A.random_weights, A.device, A.dtype) if A.random_weights else
+          models.load(A.target, A.device, A.dtype))
 loading = perf_counter() - started
-bandwidth = measure_this_machine().bandwidth if target.device.type == "cpu" else hf.read_bandwidth(target.device)
-copy, ask = ([hf.random_ids(target, max(n, A.gamma)) for n in (80, 40)] if target.random else
+bandwidth = measure_this_machine().bandwidth if target.device.type == "cpu" else timing.read_bandwidth(target.device)
+copy, ask = ([random_ids(target, max(n, A.gamma)) for n in (80, 40)] if target.random else
              [target.chat(f"Repeat this text word for word:\n\n{A.text}"), target.chat(A.question)])
 prompts = {"text to repeat": copy, "open question": ask}
 shape, weights = target.shape(), target.streamed_bytes()
 ratio = shape.streamed_bytes() / weights
-print_table(["weights of one forward", "bytes", "over counted"],
+print_table("bytes", ["weights of one forward", "bytes", "over counted"],
             [["from the configuration", shape.streamed_bytes(), ratio], ["counted", weights, 1.0]],
             title=f"{target.name}, {A.dtype}", formats={"bytes": fmt_bytes, "over counted": ".4f"})
-observe("The configuration alone predicts the bytes of a forward to {off:.2%}: less than 1%.",
+observe("bytes-predicted",
+        "The configuration alone predicts the bytes of a forward to {off:.2%}: less than 1%.",
         off=abs(ratio - 1), holds=abs(ratio - 1) < 0.01)
 
 autoregressive_generate(target, ask, 4)  # a warm-up
@@ -100,16 +106,18 @@ _, plain = autoregressive_generate(target, ask, A.new_tokens, eos=target.eos)
 cache = shape.kv_bytes(len(ask) + plain.n_tokens / 2, target.kv_dtype)
 byte_time, tpot = (weights + cache) / bandwidth, plain.per_token
 share, prefill = byte_time / tpot, plain.ttft / len(ask) / tpot
-print_table(["reading", "value"],
+print_table("plain", ["reading", "value"],
             [["loading the model", fmt_time(loading)], ["read bandwidth", f"{fmt_bytes(bandwidth)}/s"],
              ["cache, mean over the run", fmt_bytes(cache)], ["ceiling, tokens/s", f"{1 / byte_time:.1f}"],
              ["plain decoding, tokens/s", f"{1 / tpot:.1f}"], ["share of the ceiling", f"{share:.0%}"],
              [f"TTFT, {len(ask)} prompt tokens", fmt_time(plain.ttft)], ["TPOT", fmt_time(tpot)]],
             title=f"Plain decoding, {plain.n_tokens} tokens, on {target.device}", measured=["value"])
-observe("The bytes take {bytes} of a step's {step}: plain decoding reaches {share:.0%} of the ceiling, at most 115% by "
+observe("share-of-ceiling",
+        "The bytes take {bytes} of a step's {step}: plain decoding reaches {share:.0%} of the ceiling, at most 115% by "
         "two separate readings of the machine. The rest is overhead and slower reading.", bytes=fmt_time(byte_time),
         step=fmt_time(tpot), share=share, measured=True, holds=share <= 1.15)
-observe("A prompt token takes {part:.0%} of the time of a written one: less than 70%, as the prompt's tokens "
+observe("prompt-token-cheaper",
+        "A prompt token takes {part:.0%} of the time of a written one: less than 70%, as the prompt's tokens "
         "share each reading of the weights.", part=prefill, measured=True, holds=prefill < 0.7)
 
 # %% [markdown]
@@ -123,17 +131,17 @@ observe("A prompt token takes {part:.0%} of the time of a written one: less than
 
 # %%
 ids = (ask * (1 + max(A.context, sent[-1]) // len(ask)))[:max(A.context, sent[-1])]
-times = hf.step_times(target, ids, A.context, sent, A.repeats)
+times = timing.step_times(target, ids, A.context, sent, A.repeats)
 record_samples("seconds per forward, by tokens sent", dict(zip(sent, times)))
 medians, quartiles = np.median(times, axis=1), np.quantile(times, (0.25, 0.75), axis=1)
 fit, one = fit_step_time(sent, medians, byte_time=byte_time), medians[0]
 readings = ["median", "quartiles", "over one", "fit", "fit/measured"]
-print_table(["n", *readings],
+print_table("forward-times", ["n", *readings],
             [[n, t, f"{fmt_time(low)} to {fmt_time(high)}", t / one, fit.predict(n), fit.predict(n) / t]
              for n, t, low, high in zip(sent, medians, *quartiles)],
             title="Time of one forward that sends n tokens", measured=readings,
             formats={"median": fmt_time, "fit": fmt_time, "over one": ".2f", "fit/measured": ".2f"})
-print_table(["term", "value"],
+print_table("fit", ["term", "value"],
             [["overhead", fmt_time(fit.overhead)], ["byte time", fmt_time(fit.byte_time)],
              ["FLOP time per token", fmt_time(fit.flop_time)], ["knee, tokens", f"{fit.knee:.3g}"],
              ["note", fit.note or "none"]],
@@ -147,9 +155,11 @@ def curve(n):
 
 dearest = max(range(1, A.gamma + 2), key=curve)
 dear, middle = curve(dearest) / one, float(np.median(np.abs(fit.residuals)))
-observe("Up to {g} tokens (gamma + 1), the dearest forward, of {n}, costs {x:.2f} times one of a single token: less "
+observe("forwards-cheaper",
+        "Up to {g} tokens (gamma + 1), the dearest forward, of {n}, costs {x:.2f} times one of a single token: less "
         "than 0.4 x {g}.", g=A.gamma + 1, n=dearest, x=dear, measured=True, holds=dear < 0.4 * (A.gamma + 1))
-observe("Half of the fit's points lie within {off:.0%} of the measured ones: less than 25%.", off=middle, measured=True,
+observe("fit-close",
+        "Half of the fit's points lie within {off:.0%} of the measured ones: less than 25%.", off=middle, measured=True,
         holds=middle < 0.25)
 
 # %%
@@ -163,13 +173,14 @@ def gains(alpha: float, seconds) -> np.ndarray:
 
 best = {alpha: (gains(alpha, fit.predict), gains(alpha, curve)) for alpha in A.alphas}
 rates = ["gamma, fit", "speedup, fit", "gamma, curve", "speedup, curve", f"speedup, gamma {A.gamma}"]
-print_table(["alpha", *rates],
+print_table("best-gamma", ["alpha", *rates],
             [[alpha, int(f.argmax()), f.max(), int(c.argmax()), c.max(), c[A.gamma]]
              for alpha, (f, c) in best.items()], measured=rates,
             title="Best draft length for free drafts, by the fit and by the measured curve",
             formats={name: ".2f" for name in rates if "speedup" in name})
 (low, low_gamma), (high, high_gamma) = [(x, int(best[x][1].argmax())) for x in (min(best), max(best))]
-observe("By the measured curve, better drafts should be longer: gamma {b} at alpha {y}, more than {a} at alpha {x}.",
+observe("better-longer",
+        "By the measured curve, better drafts should be longer: gamma {b} at alpha {y}, more than {a} at alpha {x}.",
         a=low_gamma, x=low, b=high_gamma, y=high, measured=True, holds=high_gamma > low_gamma)
 
 fig, axis = subplots(size=(7.0, 4.2))
@@ -186,7 +197,7 @@ axis.yaxis.set_major_formatter("{x:g}")
 axis.minorticks_off()
 axis.legend(fontsize=8)
 axis.grid(alpha=0.3)
-figure(fig, "time of one forward that sends n tokens")
+figure("forward-times", fig, "time of one forward that sends n tokens")
 
 # %% [markdown]
 # ## 3. Speculation with prompt lookup
@@ -231,13 +242,13 @@ record_samples("seconds per token, plain and lookup",
                {name: [[a.per_token, b.per_token] for (_, a), (_, b) in each] for name, each in pairs.items()})
 copied, opened = found.values()
 shown = ["plain, tokens/s", "lookup, tokens/s", "speedup", "least", "most", "predicted", "pred./ meas."]
-print_table(["prompt", *shown],
+print_table("lookup", ["prompt", *shown],
             [[name, s["plain"], s["lookup"], s["speedup"], s["low"], s["high"], s["predicted"],
               s["predicted"] / s["speedup"]] for name, s in found.items()],
             title=f"Plain decoding against lookup, gamma {A.gamma}, {A.pairs} pairs, after the first round",
             formats={name: ".1f" if "tokens" in name else ".2f" for name in shown}, measured=shown)
 why = ["rounds", "drafts/ round", "alpha", "tau", "tau by position", "c", "verify ratio", "steps/ round", "verdict"]
-print_table(["prompt", *why],
+print_table("why", ["prompt", *why],
             [[name, s["rounds"], s["drafts"], s["alpha"], s["tau"], s["by_position"], s["c"], s["verify"], s["cost"],
               ("pays" if s["tau"] > s["cost"] else "loses") if means else None] for name, s in found.items()],
             title="Why: a round pays when tau is more than the steps it costs", measured=why[-4:],
@@ -247,15 +258,17 @@ if not means:
                "acceptance means nothing and is left out, and a speedup shows only whether its prediction is right.")
 else:
     places = [str(i) for i in range(1, A.gamma + 1)]
-    print_table(["prompt", *places],
+    print_table("acceptance", ["prompt", *places],
                 [[name, *s["acceptance"], *[None] * (A.gamma - len(s["acceptance"]))] for name, s in found.items()],
                 title="Acceptance by draft position", formats={place: ".2f" for place in places})
-    observe("Where the text repeats itself, lookup writes {x:.2f} times as many tokens per second: more than 1.2.",
+    observe("repeat-pays",
+            "Where the text repeats itself, lookup writes {x:.2f} times as many tokens per second: more than 1.2.",
             x=copied["speedup"], measured=True, holds=copied["speedup"] > 1.2)
-    observe("It is worth less on the open question: tau {a:.2f} is less than {b:.2f}.",
+    observe("open-less", "It is worth less on the open question: tau {a:.2f} is less than {b:.2f}.",
             a=opened["tau"], b=copied["tau"], holds=opened["tau"] < copied["tau"])
 ratios = [s["predicted"] / s["speedup"] for s in found.values()]
-observe("Predicted over measured speedup is {low:.2f} to {high:.2f}: between 0.67 and 1.5.",
+observe("predicted-close",
+        "Predicted over measured speedup is {low:.2f} to {high:.2f}: between 0.67 and 1.5.",
         low=min(ratios), high=max(ratios), measured=True, holds=0.67 < min(ratios) and max(ratios) < 1.5)
 
 # %% [markdown]
@@ -268,18 +281,19 @@ observe("Predicted over measured speedup is {low:.2f} to {high:.2f}: between 0.6
 # %%
 rows, every = [], []
 for name, each in pairs.items():
-    every += (differ := [d for (a, _), (b, _) in each if (d := hf.explain_divergence(target, a, b))])
+    every += (differ := [d for (a, _), (b, _) in each if (d := explain_divergence(target, a, b))])
     row = [name, sum(run.n_tokens for (_, run), _ in each), len(differ), None, None, None, None, None]
     if differ:
         d = differ[0]
         row[3:] = [d.position - len(prompts[name]), f"{d.plain} / {d.other}", d.margin, d.allowed,
                    "rounding" if d.explained else "a bug"]
     rows.append(row)
-print_table(["prompt", "tokens compared", "pairs that differ", "first at", "plain / lookup", "margin", "rounding",
+print_table("divergences",
+            ["prompt", "tokens compared", "pairs that differ", "first at", "plain / lookup", "margin", "rounding",
              "reason"], rows, title="Lookup against plain greedy output", formats={"margin": ".2g", "rounding": ".2g"})
-observe("{differ} of {n} pairs differ, none by more than rounding explains." if every else
+observe("explained", "{differ} of {n} pairs differ, none by more than rounding explains." if every else
         "All {n} pairs write the same tokens: none differ by more than rounding explains.",
         n=A.pairs * len(pairs), differ=len(every), holds=all(d.explained for d in every))
 if means:
-    print_table(["prompt", "plain decoding wrote"],
+    print_table("written", ["prompt", "plain decoding wrote"],
                 [[name, target.decode(each[0][0][0][len(prompts[name]):])] for name, each in pairs.items()])

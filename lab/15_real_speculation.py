@@ -16,29 +16,38 @@
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
-
 from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, fmt_time, observe, print_table,
                      progress, record_samples)
-from decode_lab import (ModelDrafter, PromptLookup, Run, Sampler, SuffixLookup, TreeDrafter, TreeShape, accept_lengths,
-                        best_tree, check_vocabulary, draft_ranks, rank_table)
-from lab.models import drafts, hf
+
+import numpy as np
+
+from decode_lab import Run, Sampler
+from lab.drafters.best_tree import accept_lengths, best_tree, draft_ranks, rank_table
+from lab.drafters.lookup import PromptLookup, SuffixLookup
+from lab.drafters.model import ModelDrafter, check_vocabulary
+from lab.drafters.trees import TreeDrafter, TreeShape
+from lab.models import drafts
+from lab import models
+from lab.measure import timing
+from lab.measure.divergence import explain_divergence
+from lab.models.random_weights import random_ids, random_model
 from lab.drafters.draft_length import CostAware
-from lab.measure.experiment import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
+from lab.measure.prediction import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
                             usual_methods)
 from lab.measure.prompts import PROMPTS, every
 from lab.models.quant import parse_scheme
-from lab.measure.replay import KeptPrefix, Remembered
+from lab.measure.known_texts import Remembered
+from lab.models.kept_prefix import KeptPrefix
 from lab.toy.transformer import softmax
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = hf.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
+    target: str = models.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
     random_weights: str = ""                          # Or a registered shape: acceptance then means nothing.
     draft: str = ""                                   # A smaller model of the family, by name or folder; "" for none.
     device: str = "cpu"                               # cpu, cuda, cuda:1, or auto.
-    dtype: OneOf(*hf.DTYPES) = "float32"              # Of weights and cache.
+    dtype: OneOf(*models.DTYPES) = "float32"              # Of weights and cache.
     first: Count = 8                                  # Layers of the draft that is the target's first ones.
     kept: Count = 24                                  # Layers that the search keeps for the draft that skips some.
     schemes: tuple[str, ...] = ("int8", "int4-g32")   # Roundings of the target; the last drafts from section 2 on.
@@ -62,7 +71,7 @@ class Assumptions:
 A = assumptions(Assumptions)
 for scheme in A.schemes:
     parse_scheme(scheme)                              # refuses an unknown one before anything is loaded
-if A.random_weights and (A.target != hf.DEFAULT or A.draft):
+if A.random_weights and (A.target != models.DEFAULT or A.draft):
     raise BadInput(f'--random-weights {A.random_weights} takes the place of a target and has no family: leave out --target '
                    "and --draft, or it")
 
@@ -77,14 +86,14 @@ if A.random_weights and (A.target != hf.DEFAULT or A.draft):
 
 # %%
 KINDS, TOP = ("repeat", "code", "prose"), (1, 2, 4, 8)
-target = (hf.random_model(A.random_weights, A.device, A.dtype, A.seed) if A.random_weights else
-          hf.load(A.target, A.device, A.dtype))
+target = (random_model(A.random_weights, A.device, A.dtype, A.seed) if A.random_weights else
+          models.load(A.target, A.device, A.dtype))
 means_nothing = " (random weights: acceptance means nothing)" if target.random else ""
 
 
 def ids_of(text: str) -> list[int]:
     """A prompt's ids; for a model without a tokenizer random ones, as many as the text has words."""
-    return hf.random_ids(target, len(text.split()), A.seed) if target.random else target.chat(text)
+    return random_ids(target, len(text.split()), A.seed) if target.random else target.chat(text)
 
 
 def rounded(scheme: str):
@@ -98,13 +107,13 @@ def rounded(scheme: str):
 plain, prompts = Method(), {kind: [ids_of(text) for text in PROMPTS[kind][1:1 + A.texts]] for kind in KINDS}
 first = drafts.LayerDraft(target, range(A.first))
 found = drafts.search_layers(target, [ids_of(text) for text in PROMPTS["open"][1:5]], A.kept, A.seed)
-models = {f"first {A.first}": (first, "the target's"),
+family = {f"first {A.first}": (first, "the target's"),
           f"{A.kept} kept": (drafts.LayerDraft(target, found), "the target's"),
           **{scheme: rounded(scheme) for scheme in A.schemes},
-          **({A.draft: (hf.load(A.draft, A.device, A.dtype), "its own")} if A.draft else {})}
-models, kernels = ({name: pair[i] for name, pair in models.items()} for i in (0, 1))
+          **({A.draft: (models.load(A.draft, A.device, A.dtype), "its own")} if A.draft else {})}
+family, kernels = ({name: pair[i] for name, pair in family.items()} for i in (0, 1))
 if A.draft:
-    check_vocabulary(target, models[A.draft])
+    check_vocabulary(target, family[A.draft])
 alpha, ranks = {}, {}
 
 
@@ -117,30 +126,31 @@ def read(name: str, p, q) -> None:
 
 texts = {}
 for kind in progress(KINDS, "drafts read along"):
-    texts[kind] = [read_along(target, models, prompt, A.new_tokens, read) for prompt in prompts[kind]]
+    texts[kind] = [read_along(target, family, prompt, A.new_tokens, read) for prompt in prompts[kind]]
 
 
 def read_steps() -> dict[str, np.ndarray]:
     """Seconds of a step of the target and of each draft model, in turn."""
-    seconds = step_seconds([target, *models.values()], texts["code"][0] * A.context, A.context, 12)
-    return dict(zip(["target", *models], seconds))
+    seconds = step_seconds([target, *family.values()], texts["code"][0] * A.context, A.context, 12)
+    return dict(zip(["target", *family], seconds))
 
 
 seconds = read_steps()
 record_samples("seconds of a step", seconds)
-ratios = {name: seconds[name] / seconds["target"] for name in models}
+ratios = {name: seconds[name] / seconds["target"] for name in family}
 one, c, rows = float(np.median(seconds["target"])), {name: float(np.median(x)) for name, x in ratios.items()}, []
-for name, model in models.items():
+for name, model in family.items():
     read_bytes = model.streamed_bytes() if kernels[name] == "integer" else drafts.draft_bytes(model)
     by_bytes = read_bytes / target.streamed_bytes()
     rows.append([name, kernels[name], read_bytes / 1e6, by_bytes, c[name], c[name] / by_bytes])
 timed = ["c measured", "measured/ bytes"]
-print_table(["draft", "kernels", "MB a step", "c by bytes", *timed], rows, measured=timed, title=f"A step, {fmt_time(one)} "
+print_table("step-costs",
+            ["draft", "kernels", "MB a step", "c by bytes", *timed], rows, measured=timed, title=f"A step, {fmt_time(one)} "
             f"and {target.streamed_bytes() / 1e6:.0f} MB for the target", formats={"MB a step": ".0f"} | dict.fromkeys(
                 ["c by bytes", *timed], ".2f"))
-print_table(["draft", "text", "alpha", *map(str, TOP)],
+print_table("alpha", ["draft", "text", "alpha", *map(str, TOP)],
             [[name, kind, np.mean(alpha[name, kind]), *((np.concatenate(ranks[name, kind]) < k).mean() for k in TOP)]
-             for name in models for kind in KINDS], formats=dict.fromkeys(["alpha", *map(str, TOP)], ".2f"),
+             for name in family for kind in KINDS], formats=dict.fromkeys(["alpha", *map(str, TOP)], ".2f"),
             title=f"alpha, sampling at {A.temperature:g}; the target's choice is among the draft's first 1, 2, 4, 8"
                   + means_nothing)
 chain = TreeShape.branching((1,) * A.nodes)
@@ -154,10 +164,12 @@ def by_position(name: str, kind: str) -> list[float | None]:
 
 
 places = [str(i) for i in range(1, A.nodes + 1)]
-print_table(["draft", "text", *places], [[name, kind, *by_position(name, kind)] for name in models for kind in KINDS],
+print_table("acceptance",
+            ["draft", "text", *places], [[name, kind, *by_position(name, kind)] for name in family for kind in KINDS],
             title="Greedy acceptance by position of a chain" + means_nothing, formats=dict.fromkeys(places, ".2f"))
-cheapest, closest = min(c, key=c.get), max(models, key=lambda name: np.mean(alpha[name, "code"]))
-observe("The cheapest draft is not the one that agrees: {a} takes {x:.2f} of a step, alpha {y:.2f} on code; {b} takes "
+cheapest, closest = min(c, key=c.get), max(family, key=lambda name: np.mean(alpha[name, "code"]))
+observe("cheapest-agrees-less",
+        "The cheapest draft is not the one that agrees: {a} takes {x:.2f} of a step, alpha {y:.2f} on code; {b} takes "
         "{v:.2f}, alpha {w:.2f}.", a=cheapest, x=c[cheapest], y=np.mean(alpha[cheapest, "code"]), b=closest, v=c[closest],
         w=np.mean(alpha[closest, "code"]), measured=True, holds=cheapest != closest)
 
@@ -177,7 +189,7 @@ observe("The cheapest draft is not the one that agrees: {a} takes {x:.2f} of a s
 # %%
 sent = sorted({1, 2, 3, 4, 5, 7, 9, 13, 17, A.nodes + 1})
 filler = (texts["code"][0] * A.context)[:max(A.context, sent[-1])]
-times = hf.step_times(target, filler, A.context, sent, A.repeats)
+times = timing.step_times(target, filler, A.context, sent, A.repeats)
 t = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist())))
 
 
@@ -189,25 +201,26 @@ def planned(name: str) -> TreeShape:
 
 
 for scheme in {*A.schemes[:-1]} - {A.schemes[-1]}:
-    del models[scheme]
+    del family[scheme]
 suffixes = SuffixLookup()
 lookups = {"lookup": Method(PromptLookup(), CostAware(t.seconds, gamma_max=sent[-1] - 1)),
            "suffixes": Method(suffixes, CostAware(t.seconds, gamma_max=sent[-1] - 1, drafter=suffixes))}
-shapes = {(name, kind): shape for name in models for kind, shape in (("chain", chain), ("tree", planned(name)))}
-modelled = {f"{name}, {kind}": Method(ModelDrafter(models[name]), A.nodes, shape, name) if kind == "chain" else
-            Method(TreeDrafter(models[name], shape), None, shape, name) for (name, kind), shape in shapes.items()}
+shapes = {(name, kind): shape for name in family for kind, shape in (("chain", chain), ("tree", planned(name)))}
+modelled = {f"{name}, {kind}": Method(ModelDrafter(family[name]), A.nodes, shape, name) if kind == "chain" else
+            Method(TreeDrafter(family[name], shape), None, shape, name) for (name, kind), shape in shapes.items()}
 methods = {kind: {**lookups, **(modelled if kind == A.text else {})} for kind in KINDS}
 made = {kind: in_turn({"plain": plain, **methods[kind]}, target, prompts[kind][0], A.new_tokens, A.runs, f"timed: {kind}")
         for kind in KINDS}
-times = np.hstack([times, hf.step_times(target, filler, A.context, sent, A.repeats)])
+times = np.hstack([times, timing.step_times(target, filler, A.context, sent, A.repeats)])
 t, again = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist()))), read_steps()
-c = {name: float(np.median([*ratios[name], *again[name] / again["target"]])) for name in models}
+c = {name: float(np.median([*ratios[name], *again[name] / again["target"]])) for name in family}
 record_samples("seconds of sending n tokens", dict(zip(sent, times)))
 record_samples("seconds of a step, after the runs", again)
-print_table(["n", "ms", "over one"], [[n, 1e3 * s, t(n)] for n, s in t.seconds.items()], measured=["ms", "over one"],
+print_table("forward-times",
+            ["n", "ms", "over one"], [[n, 1e3 * s, t(n)] for n, s in t.seconds.items()], measured=["ms", "over one"],
             title=f"t(n), sending n tokens behind {A.context}", formats={"ms": ".1f", "over one": ".2f"})
-print_table(["draft", "c", "tree, nodes by level"], [
-    [name, c[name], " ".join(map(str, np.bincount(shapes[name, "tree"].depths)[1:])) or "-"] for name in models],
+print_table("trees", ["draft", "c", "tree, nodes by level"], [
+    [name, c[name], " ".join(map(str, np.bincount(shapes[name, "tree"].depths)[1:])) or "-"] for name in family],
     measured=["c"], title=f"c over both readings, and the best trees of up to {A.nodes} nodes", formats={"c": ".2f"})
 found = {}
 for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[kind].items()):
@@ -217,26 +230,29 @@ for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[
     record_samples(f"seconds per token, plain and {name}, {kind}", [
         [a.run.per_token, b.run.per_token] for a, b in zip(made[kind]["plain"], made[kind][name])])
 timed = ["told", "speedup", "told over", "off in"]
-print_table(["method", "tau told", "tau", *timed], [
+print_table("speedups", ["method", "tau told", "tau", *timed], [
     [name, x.tau_told, x.tau, x.told, x.speedup, x.told / x.speedup, x.off_in] for name, x in found.items()],
     title=f"{A.runs} runs in turn with plain decoding, up to {A.new_tokens} tokens, after the first round; models draft "
           f"on {A.text}{means_nothing}", measured=timed, formats=dict.fromkeys(["tau told", "tau", *timed[:-1]], ".2f"))
 timed = ["draft told", "draft", "verify told", "verify", "verdict"]
-print_table(["method", "drafts", "alpha", *timed], [
+print_table("why", ["method", "drafts", "alpha", *timed], [
     [name, x.drafts, x.alpha, x.draft_told, x.draft, x.verify_told, x.verify, x.verdict] for name, x in found.items()],
     title="Why: drafts per round, and what it takes, in steps of the target" + means_nothing, measured=timed,
     formats={"drafts": ".1f"} | dict.fromkeys(["alpha", *timed[:4]], ".2f"))
 near, best = [name for name, x in found.items() if x.off_in == "-"], max(found, key=lambda name: found[name].speedup)
-observe("Of {n} speedups {k} are told within 20%, at least eight of ten; of the {m} by models, {j}.", n=len(found),
+observe("predicted-close",
+        "Of {n} speedups {k} are told within 20%, at least eight of ten; of the {m} by models, {j}.", n=len(found),
         k=len(near), m=len(modelled), j=len({*near} & {*modelled}), measured=True, holds=len(near) >= 0.8 * len(found))
-observe("The best is {name}, {x:.2f} times plain decoding: copying costs nothing. The draft models' steps take from "
+observe("best-copies",
+        "The best is {name}, {x:.2f} times plain decoding: copying costs nothing. The draft models' steps take from "
         "{y:.2f} of the target's, and the best of them gains {z:.2f} times.", name=best, x=found[best].speedup,
         y=min(c.values()), z=max(found[name].speedup for name in modelled), measured=True,
         holds=best not in modelled and found[best].speedup > 1)
-pairs = {name: (found[f"{name}, tree"], found[f"{name}, chain"]) for name in models}
+pairs = {name: (found[f"{name}, tree"], found[f"{name}, chain"]) for name in family}
 most = max(pairs, key=lambda name: pairs[name][0].tau_told - pairs[name][1].tau_told)
 tree, row = pairs[most]
-observe("Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
+observe("tree-gain",
+        "Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
         n=A.nodes, x=tree.tau_told - row.tau_told, y=tree.tau - row.tau, name=most, holds=tree.tau_told > row.tau_told)
 
 # %% [markdown]
@@ -252,7 +268,7 @@ observe("Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round o
 # %%
 fixed = [ids_of(text) for _, text in every()[:A.prompts]]
 short = dict(lookups)
-for name, model in models.items():
+for name, model in family.items():
     own = model if isinstance(model, drafts.LayerDraft) else KeptPrefix(model)
     short |= {f"{name}, chain": Method(ModelDrafter(own), 2),
               f"{name}, tree": Method(TreeDrafter(own, TreeShape.branching((2, 1))))}
@@ -265,25 +281,27 @@ for name in short:
     pairs = [(a.tokens, b.tokens) for kind in KINDS for a, b in zip(made[kind]["plain"], made[kind].get(name, []))]
     pairs += [(a, b) for (a, _), (b, _) in zip(outputs["plain"], outputs[name])]
     run = Run.pool([run for _, run in outputs[name]])
-    differ = [d for a, b in pairs if (d := hf.explain_divergence(target, a, b))]
+    differ = [d for a, b in pairs if (d := explain_divergence(target, a, b))]
     worst = max(differ, key=lambda d: d.margin / d.allowed, default=None)
     rows.append([name, len(pairs), run.n_tokens, run.accepted, len(differ)] + (
         [worst.position, f"{worst.plain} / {worst.other}", worst.margin / worst.step] if worst else [None] * 3))
     differences += differ
-print_table(["method", "texts", "tokens", "from drafts", "differ", "at", "plain / other", "margin, steps"], rows,
+print_table("divergences",
+            ["method", "texts", "tokens", "from drafts", "differ", "at", "plain / other", "margin, steps"], rows,
             title=f"Greedy texts against plain decoding's: {len(fixed)} prompts, and the timed runs of section 2",
             formats={"margin, steps": ".2f"})
-observe("Of {m} texts {n} differ from plain decoding's, none by more than rounding explains.", n=len(differences),
+observe("explained",
+        "Of {m} texts {n} differ from plain decoding's, none by more than rounding explains.", n=len(differences),
         m=sum(row[1] for row in rows), holds=all(d.explained for d in differences))
 
 # %%
 sampler, prompt, rng = Sampler(A.temperature, top_k=A.top_k), ids_of(PROMPTS["open"][0]), np.random.default_rng(A.seed)
-target.rollback(0)
-p = sampler.probs(target.extend(prompt)[-1])
+target.rewind(0)
+p = sampler.probs(target.send(prompt)[-1])
 support = np.flatnonzero(p)
 chance = distances(rng.multinomial(A.samples, p[support] / p[support].sum(), size=20_000), p[support])
 again = Remembered(target)
-ours = {name: Remembered(m, again if isinstance(m, drafts.LayerDraft) else None) for name, m in models.items()}
+ours = {name: Remembered(m, again if isinstance(m, drafts.LayerDraft) else None) for name, m in family.items()}
 sampled = {"plain": plain, **lookups}
 for name, model in ours.items():
     sampled |= {f"{name}, chain": Method(ModelDrafter(model), 1),
@@ -294,13 +312,15 @@ for name, method in progress(sampled.items(), "sampling"):
     counts, run = np.bincount([tokens[len(prompt)] for tokens, _ in both], minlength=len(p)), Run.pool([r for _, r in both])
     rows.append([name, run.alpha if run.drafted else None, int(A.samples - counts[support].sum()),
                  *distances(counts[support], p[support])])
-print_table(["method", "accepted", "impossible", "TV", "chi-square"], rows,
+print_table("first-token", ["method", "accepted", "impossible", "TV", "chi-square"], rows,
             title=f"First token of {A.samples} runs{means_nothing}",
             formats={"accepted": ".2f", "TV": ".3f", "chi-square": ".1f"})
 noise = [[f"{share:.2%}", *(float(np.quantile(x, share)) for x in chance)] for share in (0.5, 0.99, 0.9999)]
-print_table(["of plain samplings are below", "TV", "chi-square"], noise, formats={"TV": ".3f", "chi-square": ".1f"},
+print_table("chance",
+            ["of plain samplings are below", "TV", "chi-square"], noise, formats={"TV": ".3f", "chi-square": ".1f"},
             title=f"Chance alone: {len(chance[0])} samplings from the exact distribution over {len(support)} tokens")
-observe("No method is further from the target's distribution than chance explains: TV {x:.3f} at most, below {y:.3f}, "
+observe("as-target",
+        "No method is further from the target's distribution than chance explains: TV {x:.3f} at most, below {y:.3f}, "
         "chi-square {v:.1f}, below {w:.1f}.", x=max(row[3] for row in rows), y=noise[-1][1], v=max(row[4] for row in rows),
         w=noise[-1][2], holds=all(not row[2] and row[3] <= noise[-1][1] and row[4] <= noise[-1][2] for row in rows))
 
@@ -318,10 +338,10 @@ observe("No method is further from the target's distribution than chance explain
 
 # %%
 # transformers takes other numbers of output rows, however padded, for other tokenizers.
-assistant = A.draft if A.draft and models[A.draft].vocab_size == target.vocab_size else A.schemes[-1]
-file = None if target.random or target.device.type != "cpu" else hf.gguf_file(A.target)
+assistant = A.draft if A.draft and family[A.draft].vocab_size == target.vocab_size else A.schemes[-1]
+file = None if target.random or target.device.type != "cpu" else models.gguf_file(A.target)
 contenders = {("plain", "packed"): plain, **{(name, "packed"): method for name, method in lookups.items()},
-              **usual_methods(models[assistant], assistant, file)}
+              **usual_methods(family[assistant], assistant, file)}
 for method in contenders.values():                    # a warm-up
     method(target, prompt, 2, eos=target.eos)
 gain, same, timed = {}, {}, ["TTFT, ms", "TPOT, ms", "tokens /s", "over plain", "peak, MB"]
@@ -334,27 +354,32 @@ for kind in ("repeat", "open"):
             equal = all(np.array_equal(turns["llama.cpp", products][0].tokens, m.tokens) for m in each)
             text = "yes" if equal else "no"
         else:
-            differ = [d for m in each if (d := hf.explain_divergence(target, turns["plain", "packed"][0].tokens, m.tokens))]
+            differ = [d for m in each if (d := explain_divergence(target, turns["plain", "packed"][0].tokens, m.tokens))]
             text = "yes" if not differ else "near" if all(d.explained for d in differ) else "NO"
         same[kind, name, products], tpot = text, median(m.run.per_token for m in each)
         rows.append([name, products, 1e3 * median(m.run.ttft for m in each), 1e3 * tpot, 1 / tpot,
                      gain[kind, name, products], each[0].run.tau, text,
                      None if each[0].peak is None else max(m.peak for m in each) / 1e6])
         record_samples(f"seconds per token, {kind}, {name}, {products}", [m.run.per_token for m in each])
-    print_table(["method", "kernels", *timed[:-1], "tokens/ forward", "same text", timed[-1]], rows, measured=timed,
+    print_table(f"rivals-{kind}",
+                ["method", "kernels", *timed[:-1], "tokens/ forward", "same text", timed[-1]], rows, measured=timed,
                 title=f"{kind}: up to {n_new} tokens, {A.runs} runs of each in turn, medians{means_nothing}",
                 formats=dict.fromkeys(timed, ".0f") | {"TPOT, ms": ".1f"} | dict.fromkeys(["over plain", "tokens/ forward"],
                                                                                      ".2f"))
-observe("Of the {n} methods and texts {k} write what plain decoding writes, {m} more but for rounding.", n=len(same),
+observe("rivals-same-text",
+        "Of the {n} methods and texts {k} write what plain decoding writes, {m} more but for rounding.", n=len(same),
         k=[*same.values()].count("yes"), m=[*same.values()].count("near"), holds="NO" not in same.values())
 ours = [gain["repeat", name, "packed"] for name in lookups]
 loaded, packed = (max(gain["repeat", f"generate lookup {n}", products] for n in (5, 10)) for products in ("loaded", "packed"))
-observe("On the repeated text our lookup writes {x:.2f} times the tokens per second of transformers' better lookup as "
+observe("lookup-against-theirs",
+        "On the repeated text our lookup writes {x:.2f} times the tokens per second of transformers' better lookup as "
         "loaded, at least 1.3 times, and the suffix automaton {y:.2f} times. With the same products it is {v:.2f} and "
         "{w:.2f} times.", x=ours[0] / loaded, y=ours[1] / loaded, v=ours[0] / packed, w=ours[1] / packed, measured=True,
         holds=ours[0] >= 1.3 * loaded)
 loaded, packed = (max(gain[kind, "generate", products] for kind in ("repeat", "open")) for products in ("loaded", "packed"))
-observe("On the better of both texts transformers' plain `generate` reaches {x:.2f} of our plain decoding's speed as "
+observe("plain-against-theirs",
+        "On the better of both texts transformers' plain `generate` reaches {x:.2f} of our plain decoding's speed as "
         "loaded, at most 1, and {y:.2f} with the same products.", x=loaded, y=packed, measured=True, holds=loaded <= 1)
-observe("On the open question our lookup keeps {x:.2f} of plain decoding's speed: at least 0.97.",
+observe("open-keeps",
+        "On the open question our lookup keeps {x:.2f} of plain decoding's speed: at least 0.97.",
         x=gain["open", "lookup", "packed"], measured=True, holds=gain["open", "lookup", "packed"] >= 0.97)

@@ -15,31 +15,40 @@
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
-
 from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, observe, print_table, progress,
                      record_samples)
-from decode_lab import (ModelDrafter, PromptLookup, Run, SuffixLookup, TreeShape, accept_lengths_to_end, check_vocabulary,
-                        draft_ranks, speculative_generate, to_numpy)
-from lab.models import drafts, hf
+
+import numpy as np
+
+from decode_lab import Run, speculative_generate, to_numpy
+from lab.drafters.best_tree import accept_lengths_to_end, draft_ranks
+from lab.drafters.lookup import PromptLookup, SuffixLookup
+from lab.drafters.model import ModelDrafter, check_vocabulary
+from lab.drafters.trees import TreeShape
+from lab.models import drafts
+from lab import models
+from lab.measure import timing
+from lab.measure.divergence import explain_divergence
 from lab.drafters.cascade import CascadeDrafter
-from lab.drafters.draft_length import (AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds,
-                              steps)
-from lab.measure.experiment import Method, generate_method, in_turn, speedup, step_seconds
+from lab.drafters.draft_length import (AIMD, CostAware, Fixed, Floor, Oracle, known_rounds,
+                                       round_seconds, steps)
+from lab.drafters.model import ConfidentDrafter
+from lab.measure.prediction import Method, generate_method, in_turn, speedup, step_seconds
 from lab.measure.prompts import PROMPTS
 from lab.models.quant import parse_scheme
-from lab.measure.replay import KnownText, same_start
+from lab.measure.known_texts import KnownText
+from lab.models.kept_prefix import same_start
 
 FOUND = (0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 16, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29)
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = hf.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
+    target: str = models.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
     draft: str = ""                                   # A smaller model of the family; "" rounds the target's weights.
     small: str = ""                                   # A smaller one still, to draft for the draft; "" for none.
     device: str = "cpu"                               # cpu, cuda, cuda:1, or auto.
-    dtype: OneOf(*hf.DTYPES) = "float32"              # Of weights and cache.
+    dtype: OneOf(*models.DTYPES) = "float32"              # Of weights and cache.
     scheme: str = "int4-g32"                          # Rounding of the target that drafts.
     layers: tuple[NonNegative, ...] = FOUND           # Layers of the target that the cascade's middle model keeps.
     repeat_tokens: Within(8, 512) = 80                # Tokens written of a text to be repeated, at most.
@@ -74,22 +83,22 @@ KINDS = {"repeat": A.repeat_tokens, "code": A.code_tokens, "open": A.open_tokens
 # cascade in section 3.
 
 # %%
-target = hf.load(A.target, A.device, A.dtype)
+target = models.load(A.target, A.device, A.dtype)
 if target.hf_tokenizer is None:
     raise BadInput(f"{target.name} has no tokenizer, and the texts are read with one: name a model that has.")
 prompts = {kind: target.chat(PROMPTS[kind][0]) for kind in KINDS}
 try:
-    model = hf.load(A.draft, A.device, A.dtype) if A.draft else drafts.integer_kernels(target, A.scheme)
+    model = models.load(A.draft, A.device, A.dtype) if A.draft else drafts.integer_kernels(target, A.scheme)
 except BadInput:
     if A.draft:
         raise
     model = drafts.quantized(target, A.scheme)        # no integer kernels here: it says the same, and costs a whole step
 n_layers = target.config.num_hidden_layers
 layers = range(n_layers * 4 // 5) if A.layers == FOUND and max(FOUND) >= n_layers else A.layers
-models = {"model": model, "kept": drafts.LayerDraft(target, layers),
-          **({"small": hf.load(A.small, A.device, A.dtype)} if A.small else {})}
-for name in {*models} - {"kept"}:
-    check_vocabulary(target, models[name])
+family = {"model": model, "kept": drafts.LayerDraft(target, layers),
+          **({"small": models.load(A.small, A.device, A.dtype)} if A.small else {})}
+for name in {*family} - {"kept"}:
+    check_vocabulary(target, family[name])
 LONGEST = {"lookup": A.copied, "model": A.gamma}
 deepest = max(4, *LONGEST.values(), A.middle_gamma, A.inner_gamma)      # AIMD drafts four at least
 sent = sorted({*(n for n in (1, 2, 3, 5, 7, 9, 13) if n <= deepest), A.gamma + 1, deepest + 1})
@@ -98,8 +107,8 @@ filler = (prompts["code"] * A.context)[:A.context + 1]
 
 def read_times() -> tuple[np.ndarray, np.ndarray]:
     """Seconds of sending each number of tokens, and of a step of the target and of each model."""
-    return (hf.step_times(target, (filler * 2)[:max(A.context, sent[-1])], A.context, sent, A.repeats),
-            step_seconds([target, *models.values()], filler, A.context, A.repeats))
+    return (timing.step_times(target, (filler * 2)[:max(A.context, sent[-1])], A.context, sent, A.repeats),
+            step_seconds([target, *family.values()], filler, A.context, A.repeats))
 
 
 times, plain, lookup = [read_times()], Method(), SuffixLookup()
@@ -109,14 +118,16 @@ def medians() -> tuple[dict[int, float], dict[str, float]]:
     """t(n) in steps of the target, and c of each model, over all readings so far."""
     one = np.hstack([x[0] for x, _ in times])
     t = {n: float(np.median(np.hstack([x[i] for x, _ in times])) / np.median(one)) for i, n in enumerate(sent)}
-    return t, {name: float(np.median(np.hstack([y[i] / y[0] for _, y in times]))) for i, name in enumerate(models, 1)}
+    return t, {name: float(np.median(np.hstack([y[i] / y[0] for _, y in times]))) for i, name in enumerate(family, 1)}
 
 
 t, c = medians()
-print_table(["n", *map(str, sent)], [["ms", *(1e3 * float(np.median(x)) for x in times[0][0])], ["t(n)", *t.values()]],
+print_table("forward-times",
+            ["n", *map(str, sent)], [["ms", *(1e3 * float(np.median(x)) for x in times[0][0])], ["t(n)", *t.values()]],
             measured=list(map(str, sent)), formats=dict.fromkeys(map(str, sent), ".2f"),
             title=f"Sending n tokens behind {A.context}")
-print_table(["draft", "what", "c"], [[name, each.name, c[name]] for name, each in models.items()], measured=["c"],
+print_table("step-costs",
+            ["draft", "what", "c"], [[name, each.name, c[name]] for name, each in family.items()], measured=["c"],
             title="A drafted token, in steps", formats={"c": ".2f"})
 
 # %% [markdown]
@@ -142,11 +153,12 @@ def accepts_of(kind: str) -> dict[str, np.ndarray]:
     """{draft: accepted tokens behind each new token}, of the lookup and of the model, none beyond the end."""
     text, first = written[kind], len(prompts[kind])
     left, copies = np.arange(len(text) - first)[::-1], []
-    lookup.reset(target, None)
+    lookup.start(target, None, text[:first])
     for at in range(first, len(text)):
+        lookup.verified(text[:at], [], None)
         copies.append(same_start(lookup.propose(text[:at], A.copied).tokens, text[at:]))
-    model.rollback(0)
-    rows = to_numpy(model.extend(text[:-1]))[first - 1:, :target.vocab_size]
+    model.rewind(0)
+    rows = to_numpy(model.send(text[:-1]))[first - 1:, :target.vocab_size]
     ranks = draft_ranks(np.append(rows, rows[-1:], 0), [0, *text[first:]])
     return {"lookup": np.minimum(copies, left),
             "model": accept_lengths_to_end(ranks, TreeShape.branching((1,) * A.gamma))}
@@ -203,7 +215,7 @@ for kind, n in KINDS.items():
 times.append(read_times())
 t, c = medians()
 record_samples("seconds of sending n tokens", dict(zip(sent, np.hstack([x for x, _ in times]))))
-record_samples("seconds of a step", dict(zip(["target", *models], np.hstack([y for _, y in times]))))
+record_samples("seconds of a step", dict(zip(["target", *family], np.hstack([y for _, y in times]))))
 
 
 def typical_rounds() -> dict[tuple[str, int], float]:
@@ -229,7 +241,7 @@ for kind in KINDS:
             gain[key] = speedup(turns["plain", ""], each)
             told[key] = speed_told(run, price(draft)) if draft in accepts[kind] else None
             typical[key] = later.n_tokens / sum(of_round[draft, r.drafted] for r in later.rounds)
-            same += [hf.explain_divergence(target, written[kind], m.tokens) for m in each]
+            same += [explain_divergence(target, written[kind], m.tokens) for m in each]
             record_samples(f"seconds per token, {kind}, {f'{draft} {policy}'.strip()}, group {group}",
                            [m.run.per_token for m in each])
             name = f"{policy}, {best[draft, kind]}" if policy == "best fixed" else policy
@@ -242,7 +254,8 @@ for kind in KINDS:
 order = {name: i for i, name in enumerate([*KINDS, "plain", "lookup", "model", "generate"])}
 rows = sorted({tuple(row[:3]): row for row in rows}.values(), key=lambda row: (order[row[0]], order[row[1]]))
 timed = ["told", "typical", "speedup", "tokens/s"]
-print_table(["text", "draft", "policy", "gamma", "tau", *timed], rows, measured=["policy", "gamma", "tau", *timed],
+print_table("policies",
+            ["text", "draft", "policy", "gamma", "tau", *timed], rows, measured=["policy", "gamma", "tau", *timed],
             formats={"gamma": ".1f", "tokens/s": ".1f"} | dict.fromkeys(["tau", *timed[:3]], ".2f"),
             title=f"In turn with plain decoding, {A.runs} runs of the best fixed, the lookup's cost-aware and the model's "
                   "\"both\", 1 of the others; gamma is drafted per round")
@@ -250,24 +263,29 @@ AWARE = {"lookup": "cost-aware", "model": "both"}
 for draft, policy in AWARE.items():
     of_plain = {kind: typical[kind, draft, policy] for kind in KINDS}
     of_best = {kind: typical[kind, draft, policy] / typical[kind, draft, "best fixed"] for kind in KINDS}
-    observe("The {draft}'s policy, {policy}, keeps {x:.2f} or more of plain decoding's speed on every text, rounds at "
+    observe(f"never-slower-{draft}",
+            "The {draft}'s policy, {policy}, keeps {x:.2f} or more of plain decoding's speed on every text, rounds at "
             "their typical times: at least 0.98.", draft=draft, policy=policy, x=min(of_plain.values()), measured=True,
             holds=min(of_plain.values()) >= 0.98)
     worst = min(of_best, key=of_best.get)
     few, more = (len(made[worst][0][draft, name][0].run.later().rounds) for name in ("best fixed", policy))
-    observe("Of the best fixed gamma of each text, {best}, it keeps {x:.2f} or more: at least 0.95. On the {kind} text, "
+    observe(f"near-best-fixed-{draft}",
+            "Of the best fixed gamma of each text, {best}, it keeps {x:.2f} or more: at least 0.95. On the {kind} text, "
             "where it keeps least, it takes {more} rounds, and the best fixed gamma {few}.", kind=worst, more=more, few=few,
             best=", ".join(str(best[draft, kind]) for kind in KINDS), x=of_best[worst], measured=True,
             holds=of_best[worst] >= 0.95)
 near = [abs(told[key] / typical[key] - 1) <= 0.2 for key in told if told[key] is not None]
-observe("t(n), c and the rounds tell {k} of {n} speedups within 20%, at least eight of ten.", k=sum(near), n=len(near),
+observe("predicted-close",
+        "t(n), c and the rounds tell {k} of {n} speedups within 20%, at least eight of ten.", k=sum(near), n=len(near),
         measured=True, holds=sum(near) >= 0.8 * len(near))
 ours = min(typical[kind, "model", AWARE["model"]] for kind in KINDS)
 theirs = min((typical[kind, *key] for kind in KINDS for key in OWN), default=None)
 if theirs is not None:
-    observe("With the same model, transformers' two schedules fall to {y:.2f} of plain decoding's speed, ours, {policy}, "
+    observe("better-than-schedules",
+            "With the same model, transformers' two schedules fall to {y:.2f} of plain decoding's speed, ours, {policy}, "
             "to {x:.2f}.", x=ours, y=theirs, policy=AWARE["model"], measured=True, holds=theirs < ours)
-observe("Of {n} texts {k} differ from plain decoding's, none by more than rounding explains.", n=len(same),
+observe("explained",
+        "Of {n} texts {k} differ from plain decoding's, none by more than rounding explains.", n=len(same),
         k=sum(d is not None for d in same), holds=all(d is None or d.explained for d in same))
 
 # %% [markdown]
@@ -279,11 +297,11 @@ observe("Of {n} texts {k} differ from plain decoding's, none by more than roundi
 # included.
 
 # %%
-kept = models["kept"]
+kept = family["kept"]
 pairs = {"lookup": (None, PromptLookup()), "kept": (kept, None), "lookup > kept": (kept, PromptLookup()),
          "model": (model, None), "lookup > model": (model, PromptLookup())}
 if A.small:
-    pairs |= {"small": (models["small"], None), "small > model": (model, ModelDrafter(models["small"]))}
+    pairs |= {"small": (family["small"], None), "small > model": (model, ModelDrafter(family["small"]))}
 cascades = {name: Method(inner if middle is None else ModelDrafter(middle) if inner is None else
                          CascadeDrafter(middle, inner, A.inner_gamma), A.middle_gamma)
             for name, (middle, inner) in pairs.items()}
@@ -307,20 +325,24 @@ for kind in ("repeat", "open"):
             faster[kind, name] = speedup(turns["plain"], each)
             rows.append([kind, name, run.tau, run.alpha if run.drafted else None, inner and inner.tau,
                          cascade_told(run, name), faster[kind, name]])
-        same += [hf.explain_divergence(target, written[kind][:len(m.tokens)], m.tokens[:len(written[kind])])
+        same += [explain_divergence(target, written[kind][:len(m.tokens)], m.tokens[:len(written[kind])])
                  for m in each]
 timed = ["told", "speedup"]
-print_table(["text", "drafts", "tau", "alpha", "middle's tau", *timed], rows, measured=timed, formats=dict.fromkeys(
+print_table("cascades",
+            ["text", "drafts", "tau", "alpha", "middle's tau", *timed], rows, measured=timed, formats=dict.fromkeys(
     ["tau", "alpha", "middle's tau", *timed], ".2f"), title=f"gamma {A.middle_gamma}, inner gamma {A.inner_gamma}, up "
     f"to {A.cascade_tokens} tokens, 1 run of each in turn with plain decoding")
 a, b, d, e = (faster[kind, f"lookup > {middle}"] / faster[kind, middle] for kind in ("repeat", "open")
               for middle in ("kept", "model"))
-observe("On the repeated text a lookup makes the layers that were kept {a:.2f} times as fast a draft, and the model "
+observe("lookup-in-front",
+        "On the repeated text a lookup makes the layers that were kept {a:.2f} times as fast a draft, and the model "
         "{b:.2f} times; on the open question {d:.2f} and {e:.2f} times.", a=a, b=b, d=d, e=e, measured=True,
         holds=min(a, b) > 1)
 middles = max(speed for (kind, name), speed in faster.items() if kind == "repeat" and name != "lookup")
-observe("The lookup alone, with no middle model, is {x:.2f} times plain decoding there, the best of the others {y:.2f} "
+observe("lookup-alone",
+        "The lookup alone, with no middle model, is {x:.2f} times plain decoding there, the best of the others {y:.2f} "
         "times: what copying finds needs no model.", x=faster["repeat", "lookup"], y=middles, measured=True,
         holds=faster["repeat", "lookup"] > middles)
-observe("Of {n} texts {k} differ from plain decoding's, none by more than rounding explains.", n=len(same),
+observe("cascades-explained",
+        "Of {n} texts {k} differ from plain decoding's, none by more than rounding explains.", n=len(same),
         k=sum(x is not None for x in same), holds=all(x is None or x.explained for x in same))

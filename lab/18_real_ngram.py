@@ -14,20 +14,25 @@
 # %%
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
-
-import numpy as np
 
 import console
 from console import (BadInput, Count, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
                      record_samples)
+
+import numpy as np
+
 from decode_lab import Run, Sampler, speculative_generate
-from lab.ngram import corpus, disk
-from lab.models import hf
+from lab.ngram import Corpus, disk, token_chunks, tokenizer_of
+from lab import models
+from lab.measure import timing
+from lab.measure.divergence import explain_divergence
 from lab import toy
 from lab.ngram.counting import build_table
-from lab.measure.experiment import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
+from lab.measure.prediction import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
 from lab.ngram.table import NgramTable
 from lab.measure.prompts import PROMPTS
 from lab.drafters.tiers import NgramDrafter, tier_name
@@ -35,9 +40,9 @@ from lab.drafters.tiers import NgramDrafter, tier_name
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = hf.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
+    target: str = models.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
     device: str = "cpu"                               # cpu, cuda, cuda:1, or auto.
-    dtype: OneOf(*hf.DTYPES) = "float32"              # Of weights and cache.
+    dtype: OneOf(*models.DTYPES) = "float32"              # Of weights and cache.
     corpus: tuple[str, ...] = ()                      # Files and folders behind the tables; none for the lab's own corpus.
     max_tokens: Count = 2_000_000                     # Tokens read of it, at most.
     top_k: Within(1, 64) = 4                          # Successors kept for each context.
@@ -52,31 +57,33 @@ class Assumptions:
 
 
 A = assumptions(Assumptions)
+OUT = console.out_folder()
 TASKS = {"repeat": PROMPTS["repeat"][0], "edit code": PROMPTS["code"][0], "open": PROMPTS["open"][0]}
 
 # %% [markdown]
 # ## 1. The tables
 #
 # Counted from the lab's corpus, the standard library's code and the language reference, with the target's own tokenizer.
-# A table of another tokenizer would be refused: its numbers would name other words. They stay in the folder out/, for
-# `python -m lab chat`.
+# A table of another tokenizer would be refused: its numbers would name other words. At the end they are copied to the
+# folder out/, for `python -m lab chat`.
 
 # %%
-target = hf.load(A.target, A.device, A.dtype)
+target = models.load(A.target, A.device, A.dtype)
 if target.hf_tokenizer is None:
     raise BadInput(f"{target.name} has no tokenizer, and n-gram tables are counted with one: name a model that has.")
-words = corpus.of_model(target.hf_tokenizer)
-source = corpus.Corpus(list(A.corpus) or [toy.corpus(kind) for kind in toy.KINDS])
-tokens = list(corpus.token_chunks(source, words.encode_batch))
-console.OUT.mkdir(parents=True, exist_ok=True)
+words = tokenizer_of(target.hf_tokenizer)
+source = Corpus(list(A.corpus) or [toy.corpus(kind) for kind in toy.KINDS])
+tokens = list(token_chunks(source, words.encode_batch))
+folder = TemporaryDirectory(dir=OUT, prefix="ngram-")  # of this run: another may count too
+published = {order: OUT / f"18-{tier_name(order)}.ngram" for order in (2, 3)}
 paths, rows = {}, []
 for order in progress((2, 3), "counting"):
-    paths[order], started = console.OUT / f"18-{tier_name(order)}.ngram", perf_counter()
+    paths[order], started = Path(folder.name) / published[order].name, perf_counter()
     with build_table(paths[order], tokens, order=order, top_k=A.top_k, vocab_size=words.vocab_size,
                      tokenizer=words.fingerprint, max_tokens=A.max_tokens) as table:
-        rows.append([tier_name(order), table.n_tokens, table.n_rows, table.nbytes / 1e6, console.within(table.path),
-                     perf_counter() - started])
-print_table(["table", "tokens", "rows", "MB", "file", "seconds"], rows, measured=["seconds"],
+        rows.append([tier_name(order), table.n_tokens, table.n_rows, table.nbytes / 1e6,
+                     console.within(published[order]), perf_counter() - started])
+print_table("tables", ["table", "tokens", "rows", "MB", "file", "seconds"], rows, measured=["seconds"],
             title=f"Tables with the tokenizer of {target.name}", formats={"MB": ".1f", "seconds": ".1f"})
 
 # %% [markdown]
@@ -128,7 +135,7 @@ for method in methods.values():                       # a warm-up
 def read_times() -> np.ndarray:
     """(lengths, A.repeats) seconds of sending each number of tokens."""
     filler = (prompts["repeat"] * A.context)[:max(A.context, sent[-1])]
-    return hf.step_times(target, filler, A.context, sent, A.repeats)
+    return timing.step_times(target, filler, A.context, sent, A.repeats)
 
 
 times = read_times()
@@ -141,7 +148,7 @@ found, gain, rows, same = {}, {}, [], []
 for task, turns in made.items():
     text = turns["plain"][0].tokens
     for name, each in turns.items():
-        same += [] if name == "plain" else [hf.explain_divergence(target, text, m.tokens) for m in each]
+        same += [] if name == "plain" else [explain_divergence(target, text, m.tokens) for m in each]
         gain[task, name] = speedup(turns["plain"], each)
         told = None
         if name in steps:
@@ -151,10 +158,11 @@ for task, turns in made.items():
                      told and told / gain[task, name], each[0].run.later().tau])
         record_samples(f"seconds per token, {task}, {name}", [m.run.per_token for m in each])
 timed = ["tokens/s", "speedup", "told", "told/ speedup"]
-print_table(["task", "method", *timed, "tau"], rows, measured=timed, formats={"tokens/s": ".1f"} | dict.fromkeys(
+print_table("speedups",
+            ["task", "method", *timed, "tau"], rows, measured=timed, formats={"tokens/s": ".1f"} | dict.fromkeys(
     [*timed[1:], "tau"], ".2f"), title=f"Up to {A.new_tokens} tokens, {A.runs} runs of each in turn, after the first round")
 timed = ["drafting", "verify told", "verify", "verdict"]
-print_table(["task", "tiers", "drafts a round", "alpha", *timed], [
+print_table("why", ["task", "tiers", "drafts a round", "alpha", *timed], [
     [*key, x.drafts, x.alpha, x.draft, x.verify_told, x.verify, x.verdict] for key, x in found.items()], measured=timed,
     title="Why: what a round drafts, and what it takes, in steps of the target", formats={"drafts a round": ".1f"} |
     dict.fromkeys(["alpha", "verify told", "verify"], ".2f") | {"drafting": ".3f"})
@@ -167,19 +175,24 @@ def by_tier(run: Run) -> list:
 
 
 TIERS = [f"{tier} {what}" for tier in ("lookup", tier_name(3), tier_name(2)) for what in ("tests", "kept")]
-print_table(["task", "tiers", *TIERS], [[task, name, *by_tier(made[task][name][0].run)] for task, name in found],
+print_table("tiers",
+            ["task", "tiers", *TIERS], [[task, name, *by_tier(made[task][name][0].run)] for task, name in found],
             title="Drafted tokens that were tested, and the share accepted, by tier", formats=dict.fromkeys(TIERS[1::2], ".0%"))
-print_table(["task", "tiers", *READS], [[*key, *each[-1]] for key, each in reads.items()], measured=READS[2:],
+print_table("reads", ["task", "tiers", *READS], [[*key, *each[-1]] for key, each in reads.items()], measured=READS[2:],
             formats={"MB read": ".2f"}, title="What the last generation of each read; faults are those that waited for the disk")
-observe("Of {n} texts {k} differ from plain decoding's, none by more than rounding explains.", n=len(same),
+observe("explained",
+        "Of {n} texts {k} differ from plain decoding's, none by more than rounding explains.", n=len(same),
         k=sum(d is not None for d in same), holds=all(d is None or d.explained for d in same))
-observe("On the repeated paragraph the three tiers write {x:.2f} times plain decoding's tokens per second, and transformers' "
+observe("repeat-as-theirs",
+        "On the repeated paragraph the three tiers write {x:.2f} times plain decoding's tokens per second, and transformers' "
         "prompt lookup {y:.2f} times: at least as many.", x=gain["repeat", "+ trigram"], y=gain["repeat", "generate lookup"],
         measured=True, holds=gain["repeat", "+ trigram"] >= gain["repeat", "generate lookup"])
-observe("On the open question the three tiers keep {x:.2f} of plain decoding's speed, at least 0.95: what is not accepted is "
+observe("open-keeps",
+        "On the open question the three tiers keep {x:.2f} of plain decoding's speed, at least 0.95: what is not accepted is "
         "not drafted for long.", x=gain["open", "+ trigram"], measured=True, holds=gain["open", "+ trigram"] >= 0.95)
 more, third = ({task: found[task, "+ trigram"].tau - found[task, before].tau for task in TASKS} for before in ("lookup", "+ bigram"))
-observe("The tables add least where the paragraph is repeated, {a:+.2f} tokens a round, and {b:+.2f} where code is edited, "
+observe("tables-add",
+        "The tables add least where the paragraph is repeated, {a:+.2f} tokens a round, and {b:+.2f} where code is edited, "
         "{c:+.2f} on the open question. The trigrams' part of it is {d:+.2f}, {e:+.2f} and {f:+.2f}.",
         **dict(zip("abcdef", [*more.values(), *third.values()])), holds=more["repeat"] <= min(more.values()))
 
@@ -200,9 +213,11 @@ for task in ("edit code", "open"):
         record_samples(f"seconds per token, {task}, {state}", [m.run.per_token for m in each])
 dropped = all(both["cold"].dropped)
 timed = ["tokens/s", "drafting, ms a round", *READS[2:]]
-print_table(["task", "tables", *timed[:2], *READS], rows, measured=timed, formats={"tokens/s": ".1f", "drafting, ms a round": ".2f",
+print_table("cold",
+            ["task", "tables", *timed[:2], *READS], rows, measured=timed, formats={"tokens/s": ".1f", "drafting, ms a round": ".2f",
             "MB read": ".2f"}, title="All tiers" + ("" if dropped else "; this system keeps the files in memory: cold is not cold"))
-observe("With cold tables decoding keeps {x:.2f} of its speed on code and {y:.2f} on the open question: a round reads few pages "
+observe("cold-keeps",
+        "With cold tables decoding keeps {x:.2f} of its speed on code and {y:.2f} on the open question: a round reads few pages "
         "while the target reads {w}.", x=ratio["edit code"], y=ratio["open"], w=fmt_bytes(target.streamed_bytes()),
         measured=True, holds=min(ratio.values()) >= 0.9)
 
@@ -223,9 +238,16 @@ for penalty in progress(A.penalties, "with a penalty"):
         alphas[task, penalty] = run.alpha
         equal.append(np.array_equal(text, tokens))
         rows.append([task, penalty, run.drafted / len(run.rounds), run.tau, *by_tier(run), equal[-1]])
-print_table(["task", "penalty", "drafts", "tau", *TIERS, "same text"], rows, formats={"drafts": ".1f", "tau": ".2f"}
+print_table("penalty",
+            ["task", "penalty", "drafts", "tau", *TIERS, "same text"], rows, formats={"drafts": ".1f", "tau": ".2f"}
             | dict.fromkeys(TIERS[1::2], ".0%"), title="Acceptance by tier under a repetition penalty, greedy; drafts are per round")
-observe("Penalised too, {k} of {n} texts are plain decoding's to the token.", k=sum(equal), n=len(equal), holds=all(equal))
+observe("penalty-same-text",
+        "Penalised too, {k} of {n} texts are plain decoding's to the token.", k=sum(equal), n=len(equal), holds=all(equal))
 low, high = min(A.penalties), max(A.penalties)
-observe("A penalty of {p:g} takes the acceptance of drafts on the repeated paragraph from {a:.0%} to {b:.0%}.", p=high,
+observe("penalty-lowers",
+        "A penalty of {p:g} takes the acceptance of drafts on the repeated paragraph from {a:.0%} to {b:.0%}.", p=high,
         a=alphas["repeat", low], b=alphas["repeat", high], holds=alphas["repeat", high] < alphas["repeat", low])
+
+for order, path in paths.items():                     # now that no generation reads them
+    console.write_bytes(published[order], path.read_bytes())
+folder.cleanup()

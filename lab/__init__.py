@@ -1,1 +1,1 @@
-"""The demos (files whose names begin with a number are run) and the modules they import."""
+"""The demos, NN_name.py, and the rooms that they import from; each room says in its __init__ what belongs there."""

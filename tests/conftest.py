@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.pop("COLUMNS", None)  # what tests print is 80 columns wide
+
 # Figures of the small settings of tests do not replace those in out/. Workers and subprocesses inherit this.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _figures = tempfile.TemporaryDirectory(prefix="decode-lab-")

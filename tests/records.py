@@ -1,13 +1,33 @@
 """What the tests of demos look up in a record."""
 
 
-def table(record, part):
-    """The one table whose title contains `part`, as a list of {column: cell}."""
-    found, = [t for t in record["tables"] if part in t["title"]]
+def table(record, id):
+    """The table of this id, as a list of {column: cell}."""
+    found = whole_table(record, id)
     return [dict(zip(found["columns"], row)) for row in found["rows"]]
 
 
-def observation(record, part):
-    """The one observation whose text contains `part`."""
-    found, = [o for o in record["observations"] if part in o["text"]]
-    return found
+def whole_table(record, id):
+    """The table of this id as it was recorded: title, columns, rows, measured."""
+    return _found(record["tables"], id)
+
+
+def observation(record, id):
+    """The observation of this id."""
+    return _found(record["observations"], id)
+
+
+def figures(record):
+    """The paths of the figures, in order."""
+    return [figure["path"] for figure in record["figures"]]
+
+
+def claims(record, measured=None):
+    """{id: holds} of the observations; of the readings of the machine alone, or of the others, if asked."""
+    return {o["id"]: o["holds"] for o in record["observations"] if measured in (None, o["measured"])}
+
+
+def _found(entries, id):
+    known = {entry["id"]: entry for entry in entries}
+    assert id in known, f"{id!r} is none of {sorted(known)}"
+    return known[id]

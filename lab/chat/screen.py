@@ -1,4 +1,4 @@
-"""An answer on the screen while it grows: each token's text as it comes, in the colour of the tier that drafted it."""
+"""What a chat shows: an answer while it grows, each token in the colour of the tier that drafted it, and remarks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import copy
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 import console
-from console import put
+from console import fmt_bytes, put
 from decode_lab import Draft
+from lab.drafters.tiers import tier_name
+from lab.ngram import disk
+from lab.ngram.table import NgramTable
+
+if TYPE_CHECKING:
+    from lab.chat.conversation import Chat
 
 COLOURS = {"lookup": "green", "trigram": "cyan", "bigram": "yellow"}
 
@@ -126,3 +133,30 @@ class Screen:
                 put(text, style)
             self._column = (self._column + len(self._gap) + length - 1) % self.width + 1
             self._word, self._gap = [], ""
+
+
+def legend(chat: Chat) -> None:
+    """Which colour is whose, where there are colours."""
+    if chat.settings.gamma and console.columns():
+        put("Colours: ", "dim")
+        for name in ["lookup", *dict.fromkeys(tier_name(table.order) for table in chat.tables)]:
+            put(name, colour(name))
+            put(", ", "dim")
+        struck = "; struck through: rejected" if chat.settings.show_drafts else ""
+        put(f"else the target's own{struck}.\n", "dim")
+    put("\n")
+
+
+def io_line(tables: Sequence[NgramTable], since: Sequence, use: disk.IoUse, cold: bool | None) -> str:
+    """What was read of tables. since: their `use` at the start. cold: whether that was cold; None: nobody asked."""
+    def known(value, text=str):
+        return "unknown" if value is None else text(value)
+
+    lookups, blocks = (sum(getattr(table.use, what) - getattr(before, what) for table, before in zip(tables, since))
+                       for what in ("lookups", "blocks"))
+    pages = [f"{table.path.name} {known(table.resident(), lambda found: f'{found[0]:,} of {found[1]:,}')}"
+             for table in tables]
+    start = "" if cold is None else " from a cold start" if cold else " (not cold: this system keeps them in memory)"
+    return (f"I/O{start}: {lookups:,} lookups, {blocks:,} blocks read first; pages in memory: {', '.join(pages)}; "
+            f"from the device {known(use.bytes_read, fmt_bytes)}; faults: {known(use.major_faults)} major, "
+            f"{known(use.minor_faults)} minor.")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from console import BadInput
-from decode_lab import Decoder, ModelDrafter, Round, Run, Sampler, fit_row
+from lab.support.errors import BadInput
+from decode_lab import Round, Run
+from lab.support.checks import possible, whole
 
 
 class DraftLength(ABC):
@@ -36,18 +37,6 @@ class DraftLength(ABC):
     def choose(self) -> int: ...
 
 
-def _checked(**given) -> None:
-    """BadInput for the first of name=(value, whether it is possible, what would be right) that is not."""
-    for name, (value, ok, right) in given.items():
-        if not ok:
-            raise BadInput(f"{name} = {value} is impossible: {right} would be right.")
-
-
-def _whole(value, least: int) -> tuple:
-    """What `_checked` asks of a whole number."""
-    return value, value == value // 1 and value >= least, f"a whole number, {least} or more,"
-
-
 def round_seconds(seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0,
                   gamma_max: int = 16) -> list[float]:
     """Seconds of a round, t(gamma + 1) + gamma c t(1), for gamma = 0 to gamma_max.
@@ -56,8 +45,8 @@ def round_seconds(seconds: Callable[[int], float] | Mapping[int, float], c: floa
     n, straight lines between them; any unit of time does. c: that of one drafted token over that of sending one token.
     BadInput for times that are missing or not above 0.
     """
-    _checked(c=(c, 0 <= c < np.inf, "0 or more"), gamma_max=_whole(gamma_max, 0))
-    n = range(1, int(gamma_max) + 2)
+    possible(c=(c, 0 <= c < np.inf, "0 or more"))
+    n = range(1, whole("gamma_max", gamma_max, 0) + 2)
     if isinstance(seconds, Mapping):
         known = sorted(seconds)
         if not known or known[0] != 1 or known[-1] < n[-1]:
@@ -94,8 +83,7 @@ class Fixed(DraftLength):
     """Always gamma tokens; 0 is plain decoding. What `gamma=` takes as a plain number, among the policies."""
 
     def __init__(self, gamma: int):
-        _checked(gamma=_whole(gamma, 0))
-        self.gamma = int(gamma)
+        self.gamma = whole("gamma", gamma, 0)
 
     def choose(self):
         return self.gamma
@@ -109,8 +97,9 @@ class AIMD(DraftLength):
     """
 
     def __init__(self, first: int = 4, least: int = 4, most: int = 64):
-        _checked(least=_whole(least, 1), first=_whole(first, least), most=_whole(most, first))
-        self.first, self.least, self.most = int(first), int(least), int(most)
+        self.least = whole("least", least, 1)
+        self.first = whole("first", first, self.least)
+        self.most = whole("most", most, self.first)
 
     def start(self):
         self._gamma = self.first
@@ -133,9 +122,9 @@ class Floor(DraftLength):
     """
 
     def __init__(self, gamma: int = 8, floor: float = 0.35, window: int = 8, rest: int = 32):
-        _checked(floor=(floor, 0 <= floor <= 1, "0 to 1"), gamma=_whole(gamma, 1), window=_whole(window, 1),
-                 rest=_whole(rest, 1))
-        self.gamma, self.floor, self.window, self.rest = int(gamma), floor, window, rest
+        possible(floor=(floor, 0 <= floor <= 1, "0 to 1"))
+        self.gamma, self.floor = whole("gamma", gamma, 1), floor
+        self.window, self.rest = whole("window", window, 1), whole("rest", rest, 1)
 
     def start(self):
         self._gamma, self._tested, self._accepted, self._rested = self.gamma, 0, 0, 0
@@ -210,7 +199,7 @@ class CostAware(DraftLength):
     def __init__(self, seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0, gamma_max: int = 16, *,
                  drafter=None, discount: float = 0.9, weight: float = 1.0, guess: float = 0.5,
                  probe: float = 0.01, credit: float = 1.0):
-        _checked(discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
+        possible(discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
                  weight=(weight, 0 < weight < np.inf, "above 0"), guess=(guess, 0 <= guess <= 1, "0 to 1"),
                  probe=(probe, 0 < probe <= 1, "above 0 and at most 1"),
                  credit=(credit, 0 <= credit < np.inf, "0 or more"))
@@ -264,25 +253,3 @@ class CostAware(DraftLength):
         self._credit = min(self._credit, max(self.credit, lost))
         self._probing = self._credit >= lost
         return best if self._probing else 0
-
-
-class ConfidentDrafter(ModelDrafter):
-    """A chain that ends with the first token to which the draft model gives less than `threshold`.
-
-    So the draft itself decides its length, up to the gamma it is asked for (as transformers'
-    `assistant_confidence_threshold`; Kim et al., arXiv 2302.07863, 3.3). The unlikely token stays in the draft: leaving
-    it out because of what was drawn would bend the distribution of what remains. The probability is that of the
-    distribution drawn from; of a greedy choice, the softmax of the logits after the penalty. BadInput for a threshold
-    outside 0 (never ends) to 1.
-    """
-
-    def __init__(self, model: Decoder, threshold: float = 0.4, sampler: Sampler | None = None, name: str | None = None):
-        super().__init__(model, sampler, name)
-        _checked(threshold=(threshold, 0 <= threshold <= 1, "0 to 1"))
-        self.threshold = threshold
-
-    def _goes_on(self, token, q, row, history):
-        if q is None:
-            z = self._sampler.penalised(fit_row(row, self._vocab_size), history)
-            return 1 / np.exp(z - z[token]).sum() >= self.threshold
-        return q[token] >= self.threshold

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from console import BadInput
-from decode_lab import Draft, Drafter, SuffixLookup, check_vocabulary
+from lab.support.errors import BadInput
+from decode_lab import Draft, Drafter
+from lab.drafters.lookup import SuffixLookup
+from lab.drafters.model import check_vocabulary
+from lab.support.checks import possible
 
 
 def tier_name(order: int) -> str:
@@ -27,13 +30,14 @@ class NgramDrafter:
     "4-gram", "trigram", "bigram".
 
     tables: each with `order`, `vocab_size`, `tokenizer` and best(tokens) -> (successor, its count, the context's count)
-    or None, as lab.ngram.table.NgramTable; any number, in any order. lookup: a Drafter that copies (default SuffixLookup), or
-    None; one that tells the length of its match (`matched`) is judged by it.
+    or None, as lab.ngram.table.NgramTable; any number, in any order. lookup: a Drafter that copies (default
+    SuffixLookup), or None; one that tells the length of its match (`matched`) is judged by it.
     price: the time that the target takes for one more drafted token, in plain steps; 0 drafts whatever there is. A
-    token is drafted while the estimated chance that it and all before it are kept is at least that.
+    token is drafted while it raises the expected tokens per step: while the chance that it and all before it are kept,
+    over its price, is above the tokens per step of the draft so far, (1 + chances) / (1 + prices).
     discount: weight of a test after one more round; 1 forgets nothing. What was given up is forgotten and tried again.
     weight: how many tests the first guess is worth. min_count: entries of tables seen less often are no entries.
-    BadInput for impossible values, and from `reset` for a table of another tokenizer than the target's.
+    BadInput for impossible values, and from `start` for a table of another tokenizer than the target's.
 
     The chance is estimated by kind of token. A table's kinds are quarters of count / (total + 1), which is the first
     guess. A copy's kinds are the powers of two of n, the tokens copied before this one, match and draft together; the
@@ -42,12 +46,10 @@ class NgramDrafter:
 
     def __init__(self, tables: Sequence = (), lookup: Drafter | None | str = "suffixes", *, price: float = 0.02,
                  discount: float = 0.99, weight: float = 1.0, min_count: int = 1, name: str = "n-gram tiers"):
-        for what, value, ok, right in (("price", price, 0 <= price <= 1, "0 (drafts whatever there is) to 1"),
-                                       ("discount", discount, 0 < discount <= 1, "above 0 and at most 1"),
-                                       ("weight", weight, 0 < weight < float("inf"), "above 0"),
-                                       ("min_count", min_count, min_count >= 1, "1 or more")):
-            if not ok:
-                raise BadInput(f"{what} = {value} is impossible: {right} would be right.")
+        possible(price=(price, 0 <= price <= 1, "0 (drafts whatever there is) to 1"),
+                 discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
+                 weight=(weight, 0 < weight < float("inf"), "above 0"),
+                 min_count=(min_count, min_count >= 1, "1 or more"))
         self.lookup = SuffixLookup() if lookup == "suffixes" else lookup
         self.tables = sorted(tables, key=lambda table: -table.order)
         self._longest = max((table.order - 1 for table in self.tables), default=1)
@@ -55,32 +57,34 @@ class NgramDrafter:
             raise BadInput(f"{name} has neither a lookup nor a table: one of them would be right.")
         self.price, self.discount, self.weight, self.min_count, self.name = price, discount, weight, min_count, name
 
-    def reset(self, target, sampler):
+    def start(self, target, sampler, prompt):
         for table in self.tables:
             check_vocabulary(target, SimpleNamespace(name=f"the table {getattr(table, 'path', '')}".strip(),
                                                      vocab_size=table.vocab_size, tokenizer=table.tokenizer))
         if self.lookup is not None:
-            self.lookup.reset(target, sampler)
+            self.lookup.start(target, sampler, prompt)
         self._vocab_size = target.vocab_size
         self._seen: dict[tuple, list[float]] = {}              # kind -> [tests, kept], as far as remembered
-        self._drafted: list[tuple[int, tuple]] = []            # the last draft's tokens and their kinds ...
+        self._drafted: list[tuple] = []                        # the last draft's tokens and their kinds ...
         self._start = 0                                        # ... and where it began
 
     def propose(self, tokens, gamma, rng=None) -> Draft:
-        draft, self._drafted, self._start = Draft(), [], len(tokens)
-        chance, text = 1.0, [int(t) for t in tokens[-self._longest:]]
+        draft, kinds = Draft(), list[tuple]()
+        chance, expected, text = 1.0, 1.0, [int(t) for t in tokens[-self._longest:]]
 
         def add(token, q, source, kind, guess) -> bool:
             """Draft this token, if it is worth its price."""
-            nonlocal chance
+            nonlocal chance, expected
             tests, kept = self._seen.get(kind, (0.0, 0.0))
             reached = chance * (kept + self.weight * guess) / (tests + self.weight)
-            if reached < self.price:
+            steps = 1 + self.price * len(kinds)
+            if reached * steps < self.price * expected:
                 return False
             chance = reached
-            for column, value in ((draft.tokens, token), (draft.q, q), (draft.sources, source), (text, token),
-                                  (self._drafted, (token, kind))):
-                column.append(value)
+            expected += reached
+            draft.add(token, q, source)
+            kinds.append(kind)
+            text.append(token)
             return True
 
         copied = self.lookup.propose(tokens, gamma, rng) if self.lookup is not None else Draft()
@@ -89,19 +93,26 @@ class NgramDrafter:
                 break
         while len(draft.tokens) < gamma and (found := self._successor(text)) is not None and add(*found):
             pass
+        self._drafted, self._start = list(zip(draft.tokens, kinds)), len(tokens)
         return draft
 
-    def kept(self, tokens):
-        """Learn from what became of the draft, as far as the sequence goes: it ends with the target's own token."""
+    def verified(self, tokens, path, hidden):
+        self._learn(tokens)
+        if self.lookup is not None:
+            self.lookup.verified(tokens, path, hidden)
+
+    def tentative(self, tokens):
+        self._learn(tokens)
+
+    def _learn(self, tokens):
+        """Learn from what became of the draft, as far as the sequence goes: it ends with the verifier's own token."""
         for seen in self._seen.values():
             seen[:] = [self.discount * x for x in seen]
-        for (token, kind), actual in zip(self._drafted, tokens[self._start:]):
+        for (token, kind), actual in zip(self._drafted, tokens[self._start:self._start + len(self._drafted)]):
             seen = self._seen.setdefault(kind, [0.0, 0.0])
             seen[0] += 1
             seen[1] += token == actual
         self._drafted = []
-        if self.lookup is not None:
-            self.lookup.kept(tokens)
 
     def _successor(self, text):
         """What the tables say comes next: the arguments of `add`, or None."""

@@ -12,11 +12,12 @@ from collections import OrderedDict
 import numpy as np
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
 
 from console import BadInput, progress
-from decode_lab import checked_ids
-from lab.models import hf
+from lab.models.cache import Cache, GrowingLayer, ModelCache, replicated
+from lab.models.decoder import HFDecoder
+from lab.models.kernels import PackedLinear
+from lab.models.pending import checked_ids
 from lab.models.quant import SCALE_BYTES, Scheme, dequantize, parse_scheme, quantize
 
 # ------------------------------------------------------------------------------- a model made of another's modules
@@ -73,7 +74,7 @@ def _renumbered(layer: nn.Module, index: int) -> nn.Module:
     return twin
 
 
-def _checked_layers(target: hf.HFDecoder, layers) -> tuple[int, ...]:
+def _checked_layers(target: HFDecoder, layers) -> tuple[int, ...]:
     kept, n = tuple(int(i) for i in layers), target.config.num_hidden_layers
     if not kept or kept[0] != 0 or any(b <= a for a, b in zip(kept, kept[1:])) or kept[-1] >= n:
         raise BadInput(f"layers {list(kept)} cannot be kept of {target.name}: increasing numbers from 0, which alone "
@@ -89,22 +90,22 @@ def _checked_layers(target: hf.HFDecoder, layers) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------------------- some layers of the target
 
 
-class LayerDraft(hf.HFDecoder):
+class LayerDraft(HFDecoder):
     """Some layers of the target under its own final norm and head, on the target's own cache.
 
     A layer's keys and values for the committed tokens are those that the target computed. In the layers up to the first
     gap they are what the draft would have computed; behind it they are better, as the target saw all its layers
-    (arXiv 2309.08168, 3.1). So nothing is drafted anew: `length` is the target's, and the tokens sent since it last
-    moved. When the target moves, these are forgotten. Their rows lie behind the target's, in its buffers, where its
-    next forward writes anyway; where they do not fit, the draft goes on in buffers of its own. Where a layer holds a
-    state (LFM2, LFM3), the draft begins with that of the target and keeps its own.
+    (arXiv 2309.08168, 3.1). So nothing is drafted twice: `committed` is what the target holds, and `length` counts what was
+    sent here since it last moved. When the target moves, that is forgotten. Its rows lie behind the target's, in its buffers,
+    where its next forward writes anyway; where they do not fit, the draft goes on in buffers of its own. Where a layer
+    holds a state (LFM2, LFM3), the draft begins with that of the target and keeps its own.
 
-    target: the HFDecoder to draft for, and with no tree pending. layers: increasing indices of its layers, 0 first.
-    `rollback` to less than the target holds is allowed, and goes back to the target's length: it cannot rewind
-    another's sequence. BadInput for other layers, and for convolutions alone.
+    target: the HFDecoder to draft for, with no tree pending while the draft runs. layers: increasing indices of its
+    layers, 0 first. It commits nothing itself, and `rewind` to what the target holds, or less, forgets what was
+    sent. BadInput for other layers, and for convolutions alone.
     """
 
-    def __init__(self, target: hf.HFDecoder, layers, name: str | None = None):
+    def __init__(self, target: HFDecoder, layers, name: str | None = None):
         self.layers, self._target = _checked_layers(target, layers), target
         own = _stack(target.model)[1]
         model = _with_layers(target.model, [_renumbered(own[i], j) for j, i in enumerate(self.layers)], self.layers)
@@ -114,68 +115,74 @@ class LayerDraft(hf.HFDecoder):
         self.random = getattr(target, "random", False)
 
     @property
-    def length(self) -> int:
-        """Tokens of the target's cache, and those sent since it moved."""
-        return self._target.length + (self._sent if self._follows else 0)
+    def committed(self) -> int:
+        """Tokens that the target holds, those that it has sent and not committed among them (in a cascade)."""
+        return self._target.length
 
-    @length.setter
-    def length(self, value: int) -> None:
-        self._sent = value - self._target.length
+    @committed.setter
+    def committed(self, value: int) -> None:
+        """The target alone moves the sequence."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that the target holds, and those sent here since."""
+        return self.committed + (len(self._pending) if self._follows else 0)
+
+    @property
+    def rewind_floor(self) -> int:
+        return 0
 
     @property
     def _follows(self) -> bool:
         """Whether the target is where it was when its cache was borrowed, and no other draft has borrowed it since."""
-        return (self._borrowed == (self._target.length, self._target.commits)
-                and getattr(self._target.cache, "borrower", None) is self)
+        return self._borrowed == self._target.moves and getattr(self._target.cache, "borrower", None) is self
 
     def _reset(self):
         self._borrowed = None
-        self.cache = hf._empty_cache(self.config)
+        self.cache = ModelCache(self.config)
+        self._settle(0)
 
     def _follow(self) -> None:
         """Borrow the target's cache where it has moved."""
         target = self._target
-        if target._parents:
+        if not target._pending.is_chain:
             raise BadInput(f"{self.name}: {target.name} has a tree pending; a draft before or after it would be right")
         if self._follows:
             return
-        theirs = target.cache.layers
-        self.cache = Cache(layers=[_borrowed(theirs[i], target.length) for i in self.layers]) if target.length else \
-            hf._empty_cache(self.config)
-        target.cache.borrower, self._borrowed = self, (target.length, target.commits)
-        self._commit(target.length)
+        self.cache = ModelCache(self.config)
+        if target.length:
+            theirs = target.cache
+            self.cache.hf = Cache(layers=[_borrowed(theirs.hf.layers[i], theirs.rows) for i in self.layers])
+            self.cache.rows, self.cache.positions = theirs.rows, theirs.positions
+        target.cache.borrower, self._borrowed = self, target.moves
+        self._settle(target.length)
 
-    def extend(self, tokens) -> torch.Tensor:
+    def send(self, tokens, parents=None) -> torch.Tensor:
         self._follow()
-        return super().extend(tokens)
+        return super().send(tokens, parents)
 
-    def prefill(self, tokens) -> None:
-        self._follow()
-        super().prefill(tokens)
+    prefill = property()                           # as if there were none: the target alone commits a prompt
 
-    def rollback(self, length: int) -> None:
-        if 0 <= length <= self._target.length:
+    def rewind(self, length: int) -> None:
+        if length <= self.committed:
             self._borrowed = None
+            self._pending.clear()
             return
         self._follow()
-        super().rollback(length)
+        super().rewind(length)
 
-    def extend_tree(self, tokens, parents) -> torch.Tensor:
-        self._follow()
-        return super().extend_tree(tokens, parents)
-
-    def keep(self, nodes) -> None:
-        if not self._follows:
-            raise BadInput(f"{self.name}: {self._target.name} has moved since the tree was sent, and nothing is "
-                           "left to keep")
-        super().keep(nodes)
+    def commit(self, nodes) -> None:
+        """Forget what was sent here; the target commits."""
+        if list(nodes):
+            raise BadInput(f"{self.name}: its sequence is {self._target.name}'s, which alone commits")
+        self.rewind(self.committed)
 
 
 def _borrowed(layer, length: int):
     """A layer of the draft's cache that begins with the first `length` rows of the target's, or with its state."""
-    if not isinstance(layer, hf.GrowingLayer):
-        return hf._replicated(layer, 1)                        # these replace their tensors, and write in none
-    twin = hf.GrowingLayer()
+    if not isinstance(layer, GrowingLayer):
+        return replicated(layer, 1)                        # these replace their tensors, and write in none
+    twin = GrowingLayer()
     twin.buffers, twin.device, twin.is_initialized = layer.buffers, layer.device, True
     twin.keys, twin.values = (buffer[..., :length, :] for buffer in layer.buffers)
     return twin
@@ -196,7 +203,7 @@ class _Known(nn.Module):
 
 
 @torch.inference_mode()
-def search_layers(target: hf.HFDecoder, texts, n_layers: int, seed: int = 0, *, tokens: int = 128, width: int = 4,
+def search_layers(target: HFDecoder, texts, n_layers: int, seed: int = 0, *, tokens: int = 128, width: int = 4,
                   swaps: int = 12) -> tuple[int, ...]:
     """n_layers of the target's layers that together draft well -> their indices, increasing, 0 among them.
 
@@ -265,10 +272,10 @@ def search_layers(target: hf.HFDecoder, texts, n_layers: int, seed: int = 0, *, 
 # ---------------------------------------------------------------------------------------------- integers as weights
 
 
-class Quantized(hf.HFDecoder):
+class Quantized(HFDecoder):
     """A copy of a target with integers for weights; `packed_bytes` of them and of the rest are read by one forward."""
 
-    def __init__(self, target: hf.HFDecoder, model, name: str, packed_bytes: int, streamed: int):
+    def __init__(self, target: HFDecoder, model, name: str, packed_bytes: int, streamed: int):
         super().__init__(model, target.hf_tokenizer, name)
         self.random = getattr(target, "random", False)
         self.packed_bytes, self._streamed = packed_bytes, streamed
@@ -279,7 +286,7 @@ class Quantized(hf.HFDecoder):
 
 
 class _Blocked(nn.Module):
-    """hf.PackedLinear without the dense weight."""
+    """PackedLinear without the dense weight."""
 
     def __init__(self, weight, bias):
         super().__init__()
@@ -289,22 +296,22 @@ class _Blocked(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.blocked, self.bias, "none", [], "")
 
 
-def quantized(target: hf.HFDecoder, scheme: str, head: bool = True) -> Quantized:
+def quantized(target: HFDecoder, scheme: str, head: bool = True) -> Quantized:
     """A copy of the target whose Linear weights are rounded as lab.models.quant rounds them, and dequantized: own cache.
 
     scheme: "int8", "int4-g32" and the like. Rounded is the weight of every Linear module: those inside the layers, and
     with head=True the output head. An input embedding stays, also where the head is tied to it; so do norms, biases and
     convolutions, all of them the target's own tensors. The copy says what the quantized model would, in the target's
-    dtype, and takes the target's time; its weights lie in memory once, packed where the target's are (hf.packed).
+    dtype, and takes the target's time; its weights lie in memory once, packed where the target's are (kernels.packed).
     BadInput for another scheme, or weights that have no float16 scale.
     """
     how = parse_scheme(scheme)
     # One buffer for all weights that are packed: freed one by one, they would leave holes too small for the next.
-    sizes = [linear.weight.numel() for linear in _linears(target.model) if isinstance(linear, hf.PackedLinear)]
+    sizes = [linear.weight.numel() for linear in _linears(target.model) if isinstance(linear, PackedLinear)]
     buffer = torch.empty(max(sizes, default=0), dtype=target.dtype)
 
     def rounded(linear):
-        pack, shape = isinstance(linear, hf.PackedLinear), linear.weight.shape
+        pack, shape = isinstance(linear, PackedLinear), linear.weight.shape
         weight = buffer[:shape.numel()].view(shape) if pack else torch.empty_like(linear.weight)
         for rows, codes, scales in _codes(linear.weight, how):
             weight[rows] = torch.from_numpy(dequantize(codes, scales, how).T).to(weight)
@@ -320,7 +327,7 @@ def quantized(target: hf.HFDecoder, scheme: str, head: bool = True) -> Quantized
 
 
 def _is_linear(module) -> bool:
-    return isinstance(module, hf.PackedLinear) or type(module) is nn.Linear
+    return isinstance(module, PackedLinear) or type(module) is nn.Linear
 
 
 def _replaced(target, new, head: bool, doing: str):
@@ -376,7 +383,7 @@ def _integer_bytes(weight, how: Scheme) -> int:
     return -(-weight.numel() * how.bits // 8) + SCALE_BYTES * n_out * how.n_groups(n_in)
 
 
-def draft_bytes(draft: hf.HFDecoder) -> int:
+def draft_bytes(draft: HFDecoder) -> int:
     """Bytes of weights that one step of a draft reads; over the target's streamed_bytes(), what bytes say of c.
 
     Of some layers of a target: theirs, and the norm and head. Of rounded weights: the integers as they would be packed,
@@ -435,7 +442,7 @@ def kernel_group(how: Scheme, n_in: int) -> int:
     return next((g for g in (256, 128, 64, 32) if group % g == 0 and n_in % group == 0), 0)
 
 
-def integer_kernels(target: hf.HFDecoder, scheme: str, head: bool = True) -> Quantized:
+def integer_kernels(target: HFDecoder, scheme: str, head: bool = True) -> Quantized:
     """As `quantized`, but packed, and run by integer kernels: for the time of a step, and what they say by themselves.
 
     The kernels are PyTorch's for a CPU, `_weight_int8pack_mm` and `_weight_int4pack_mm_for_cpu`. torchao's int4 tensor

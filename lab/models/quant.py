@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from console import BadInput
+from lab.support.errors import BadInput
 from lab.toy.transformer import QCFG, sample_tokens
 
 __all__ = ["QCFG", "QuantReport", "Scheme", "TensorReport", "dequantize", "parse_scheme", "quantize",

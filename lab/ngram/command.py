@@ -5,16 +5,22 @@
     python -m lab ngram info T.ngram [--tokenizer NAME]     what it holds
     python -m lab ngram verify T.ngram                      reads all of it; 0, or 2 and one sentence
 
-build reads JSON Lines (.jsonl, .ndjson) and JSON, all strings in them, and any other file as text (prose, Markdown,
-source code); .gz and .zst of these too; folders with all that is in them, but hidden files. --order is 2 for a table
-by the token before, 3 by the two before, and so on. --top-k is the number of successors kept of each. --tokenizer is
-toy, or a model as the demos of the real target take it: smollm2-135m, a folder, a .gguf file. The table is written
-whole or not at all, and replaces an older one.
+build reads all strings of JSON Lines (.jsonl, .ndjson) and JSON, and any other file as text (prose, Markdown, source
+code). Files may be compressed (.gz, .zst). A folder is read with all that is in it, except hidden files. The table is
+written whole or not at all, and replaces an older one.
+
+    --out         the file to write
+    --order       2: the table looks at one token to tell the next; 3: at two; and so on, up to 16
+    --top-k       how many successors are kept of each context
+    --max-tokens  reading ends after so many tokens; without it, all are read
+    --tokenizer   toy, or a model as the demos of the real target take it: smollm2-135m, a folder, a .gguf file
 """
 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,9 +29,11 @@ import numpy as np
 
 import console
 from console import BadInput, fmt_bytes, fmt_count, print_table, print_text, progress, unknown
-from lab.ngram.corpus import Corpus, token_chunks, tokenizer
-from lab.ngram.counting import BREAK, build_table
-from lab.ngram.table import MAGIC, MAX_TOP_K, NgramTable
+from lab.ngram.corpus import Corpus, Report
+from lab.ngram.counting import BREAK, NothingToCount, build_table
+from lab.ngram.format import MAGIC, MAX_TOP_K
+from lab.ngram.table import NgramTable
+from lab.ngram.tokens import token_chunks, tokenizer
 
 ACTIONS = {"build": {"--out": None, "--order": "2", "--top-k": "8", "--max-tokens": None, "--tokenizer": "toy"},
            "info": {"--tokenizer": None}, "verify": {}}
@@ -47,7 +55,8 @@ def run(argv: list[str]) -> int:
         return build(paths, flags)
     if len(paths) != 1:
         raise BadInput(f"{action} takes one table, not {len(paths)}: ngram {action} T.ngram would be right")
-    return info(paths[0], flags["--tokenizer"]) if action == "info" else verify(paths[0])
+    path = str(Path(paths[0]).expanduser())
+    return info(path, flags["--tokenizer"]) if action == "info" else verify(path)
 
 
 def _split(action: str, words: list[str]) -> tuple[list[str], dict]:
@@ -64,15 +73,18 @@ def _split(action: str, words: list[str]) -> tuple[list[str], dict]:
                 raise BadInput(f"{action} takes no flags, so {name} is not possible there")
             raise unknown("flag", name, flags)
         flags[name] = value if equals else next(given, "")
-        if not flags[name] or not equals and flags[name].startswith("-"):
+        if not flags[name] or (not equals and flags[name].startswith("-") and not console.is_number(flags[name])):
             raise BadInput(f"{name} needs a value")
+    if "" in paths:
+        raise BadInput(f'"" names no file, so {action} cannot read it: the name of a file would be right')
     return paths, flags
 
 
 def _whole(flags: dict, name: str, least: int, most: int) -> int:
-    value = flags[name].replace("_", "")
-    if not (value.isascii() and value.isdigit() and least <= int(value) <= most):
-        raise BadInput(f'{name} must be a whole number from {least} to {most}, not "{flags[name]}"')
+    value = flags[name]
+    if not re.fullmatch("[0-9]+(_[0-9]+)*", value) or len(value) > 40 or not least <= int(value) <= most:
+        shown = value if len(value) <= 40 else f"{value[:37]}..."
+        raise BadInput(f'{name} must be a whole number from {least} to {most}, not "{shown}"')
     return int(value)
 
 
@@ -88,19 +100,30 @@ def build(paths: list[str], flags: dict) -> int:
     most = None if flags["--max-tokens"] is None else _whole(flags, "--max-tokens", 1, 10**15)
     corpus, codec = Corpus(paths), tokenizer(flags["--tokenizer"])
     started = time.monotonic()
-    chunks = token_chunks(corpus, codec.encode_batch)
-    with build_table(out, _shown(chunks, corpus, most), order=order, top_k=top_k, vocab_size=codec.vocab_size,
-                     tokenizer=codec.fingerprint, max_tokens=most) as table:
-        seconds, report = time.monotonic() - started, corpus.report
-        print_text(f"{out}: order {order}, {table.n_rows:,} rows, {fmt_bytes(table.nbytes)}, from {table.n_tokens:,} "
-                   f"tokens of {report.texts:,} {'text' if report.texts == 1 else 'texts'} in {report.files:,} "
-                   f"{'file' if report.files == 1 else 'files'} ({fmt_bytes(report.bytes)}); {seconds:.1f} s, "
-                   f"{fmt_count(table.n_tokens / seconds)} tokens/s.")
+    chunks = _shown(token_chunks(corpus, codec.encode_batch), corpus, most)
+    try:
+        with build_table(out, chunks, order=order, top_k=top_k, vocab_size=codec.vocab_size,
+                         tokenizer=codec.fingerprint, max_tokens=most) as table:
+            _print_built(out, table, corpus.report, time.monotonic() - started)
+    except NothingToCount:
+        _print_problems(corpus.report)  # they are the reason
+        raise
+    _print_problems(corpus.report)
+    return 0
+
+
+def _print_built(out: Path, table: NgramTable, report: Report, seconds: float) -> None:
+    print_text(f"{out}: order {table.order}, {table.n_rows:,} rows, {fmt_bytes(table.nbytes)}, from {table.n_tokens:,} "
+               f"tokens of {report.texts:,} {'text' if report.texts == 1 else 'texts'} in {report.files:,} "
+               f"{'file' if report.files == 1 else 'files'} ({fmt_bytes(report.bytes)}); {seconds:.1f} s, "
+               f"{fmt_count(table.n_tokens / seconds)} tokens/s.")
+
+
+def _print_problems(report: Report) -> None:
     for sentence, names in report.told():
         print_text(sentence)
         for name in names:
             console.put(f"  {name}\n")  # not wrapped, so that it can be copied
-    return 0
 
 
 def _checked_out(name: str | None) -> Path:
@@ -108,12 +131,18 @@ def _checked_out(name: str | None) -> Path:
     if name is None:
         raise BadInput("build needs --out, the name of the table to write: --out T.ngram would be right")
     out = Path(name).expanduser()
-    folder = Path(os.path.realpath(out)).parent
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f'--out "{name}" cannot be written: a file in a folder that exists would be right')
-    if out.exists():
+    try:
+        if os.path.isdir(out):
+            raise IsADirectoryError(0, "it is a folder")
+        # Only trying tells: root may write into /proc by its mode, and still cannot.
+        target = Path(os.path.realpath(out))
+        tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name + ".", suffix=".part").close()
+    except OSError as error:
+        raise BadInput(f'--out "{name}" cannot be written ({error.strerror}): a file in a folder that exists would be '
+                       "right") from None
+    if os.path.exists(out):
         begins = None
-        if out.is_file() and os.access(out, os.R_OK):
+        if os.path.isfile(out) and os.access(out, os.R_OK):
             with open(out, "rb") as file:
                 begins = file.read(len(MAGIC))
         if begins not in (MAGIC, b""):
@@ -153,7 +182,7 @@ def info(path: str, name: str | None = None) -> int:
                 ["rows", f"{table.n_rows:,}"], ["tokens counted", f"{table.n_tokens:,}"],
                 ["bytes", f"{table.nbytes:,}"], ["bytes a row", f"{table.nbytes / max(table.n_rows, 1):.1f}"]]
         codec = _codec_of(table, name)
-        print_table(["item", "value"], rows, title=str(path))
+        print_table("table", ["item", "value"], rows, title=str(path))
         if table.order == 2:
             _print_common(table, codec)
     return 0
@@ -177,7 +206,7 @@ def _print_common(table: NgramTable, codec) -> None:
     def word(token) -> str:
         return str(token) if codec is None else repr(codec.decode([int(token)]))
 
-    print_table(["after", "times", "mostly comes", "times "],
+    print_table("common", ["after", "times", "mostly comes", "times "],
                 [[word(i), int(totals[i]), word(ids[i, 0]), int(counts[i, 0])] for i in common if totals[i]],
                 title="The most common contexts")
 

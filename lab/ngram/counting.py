@@ -1,11 +1,13 @@
-"""Counting n-grams of a corpus that is larger than memory, for the tables of lab.ngram.table.
+"""Counting n-grams of a corpus that is larger than memory, for the tables of lab.ngram.
 
-An n-gram is one 64-bit number, its ids as digits in base vocab_size. Blocks of the corpus are sorted and their equal
-n-grams added up: sorted runs on disk. Then the runs are merged, one range of keys after the other. Both steps run in
-threads (numpy sorts without the interpreter lock). A range may end inside a context, so a context with very many
-successors needs no more memory than others; its rows are joined as they are handed on.
+1. An n-gram is written as one 64-bit number: its ids are the digits, in base vocab_size.
+2. The corpus is read in blocks. The n-grams of a block are sorted and equal ones counted: a sorted run on disk.
+3. The runs are merged, one range of n-grams after the other, and each context's successors become its row.
 
-What comes out depends on the tokens alone: not on the chunks they come in, on `memory`, or on `threads`.
+Steps 2 and 3 run in threads, as numpy sorts without the interpreter lock. A range may end inside a context, so that a
+context with very many successors needs no more memory than others. Its rows are joined before they are handed on.
+
+The result depends on the tokens alone: not on the chunks that they come in, on `memory`, or on `threads`.
 """
 
 from __future__ import annotations
@@ -21,23 +23,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from console import BadInput
-from lab.ngram.table import NgramTable, write_table
+from lab.support.errors import BadInput
+from lab.ngram.format import COUNT_MAX
+from lab.ngram.table import NgramTable
+from lab.ngram.writing import Part, write_table
 
 BREAK = 0xFFFFFFFF                                             # stands between two documents, and is no token
 MEMORY = 640_000_000                                           # bytes
 SAMPLES = 8192                                                 # keys of each run that stay in memory
 PIECE = 1 << 18                                                # elements: the working set of a piece stays in cache
-COUNT_MAX = 0xFFFFFFFF
 
-Part = tuple[np.ndarray | None, np.ndarray]                    # keys (n,) u64 or None, rows (n, 1 + 2K) u32
+
+class NothingToCount(BadInput):
+    """No document of the corpus is as long as one n-gram."""
 
 
 class Counted:
-    """n_tokens, and `parts` for lab.ngram.table.write_table, to be iterated once: blocks of (keys (n,) uint64, rows
-    (n, 1 + 2 top_k) uint32) by ascending key; for order 2 (None, rows), one row for every id. n_rows is None until
-    the last part is out where it cannot be known before (order 3 and higher). `close`, or the end of the parts,
-    removes what is on disk; also a context manager.
+    """What was counted: n_tokens, n_rows, and the table's rows as `parts` for lab.ngram.writing.write_table.
+
+    parts: blocks of (keys (n,) uint64, rows (n, 1 + 2 top_k) uint32) by ascending key. Of order 2 keys is None, and
+    every id has a row. They can be iterated once. n_rows: of order 3 and more it is None until the last part is out.
+    `close`, the end of the parts and the end of a `with` remove the scratch file.
     """
 
     def __init__(self, n_tokens: int, n_rows: int | None, parts: Iterator[Part], store: Store):
@@ -115,13 +121,13 @@ class Store:
 
 def count(chunks: Iterable[np.ndarray], order: int, vocab_size: int, top_k: int, *, scratch: str | os.PathLike,
           max_tokens: int | None = None, memory: int = MEMORY, threads: int | None = None) -> Counted:
-    """The n-grams of `order` tokens: for each context (order - 1 tokens) the count of all its successors and the
-    top_k most frequent, by count descending, then id ascending. Counts stop at 2^32 - 1.
+    """Count n-grams of `order` tokens: for each context of order - 1 tokens, its total and its top_k successors.
 
-    chunks: 1-D integer arrays of any sizes; n-grams run on from one into the next, but never across a BREAK.
-    scratch: a folder on a disk with room for 12 bytes a token, where all n-grams differ.
-    max_tokens: reading ends after so many (BREAK is none). memory: bytes for arrays, about; samples of the runs take
-    some thousandths of the scratch file on top. threads: default min(4, processors).
+    The successors are sorted as in a table: by count, the largest first, then by id. Counts stop at 2^32 - 1.
+    chunks: 1-D integer arrays of any sizes. N-grams run on from one into the next, but never across a BREAK.
+    scratch: a folder on a disk with room for 12 bytes per token, in the worst case that all n-grams differ.
+    max_tokens: reading ends after so many tokens (a BREAK is none). memory: about how many bytes the arrays may take.
+    threads: default min(4, processors).
     BadInput: nothing to count, an id of vocab_size or more, vocab_size^order > 2^64, an unusable scratch folder.
     """
     if order < 2 or top_k < 1 or not 1 <= vocab_size <= BREAK or vocab_size ** order > 2 ** 64:
@@ -142,7 +148,8 @@ def count(chunks: Iterable[np.ndarray], order: int, vocab_size: int, top_k: int,
                              corpus.blocks(block, order - 1), threads)
             runs = [run for run in runs if run is not None]
         if not runs:
-            raise BadInput(f"nothing to count in a corpus of {corpus.n_tokens} tokens: no document has {order} tokens")
+            raise NothingToCount(f"nothing to count in a corpus of {corpus.n_tokens} tokens: no document has {order} "
+                                 "tokens")
     except BaseException:
         store.close()
         raise
@@ -160,8 +167,7 @@ def build_table(path: str | os.PathLike, chunks: Iterable[np.ndarray], *, order:
                 memory: int = MEMORY, threads: int | None = None) -> NgramTable:
     """Count, write the table to `path`, and open it (close it, or use it in `with`).
 
-    scratch: default the folder of `path`. The other parameters are those of `count` and lab.ngram.table.write_table; so
-    is BadInput.
+    scratch: default the folder of `path`. The other parameters and BadInput are those of `count` and `write_table`.
     """
     folder = Path(os.path.realpath(path)).parent               # a link is written through, as write_table does
     if not folder.is_dir() or os.path.isdir(path):

@@ -1,4 +1,4 @@
-"""What console, the notebooks, the README's outputs and the GPU records are made with.
+"""What console is made with: errors, files, text, tables, flags, the record of a run, facts about the host.
 
-Here: whatever knows nothing of decoding. Not here: what a demo calls (console).
+Here: whatever knows nothing of decoding, and imports nothing else of the lab. Not here: what a demo calls (console).
 """

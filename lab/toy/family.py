@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from console import BadInput
+from lab.support.errors import BadInput
+from lab.support.files import replacing
 from lab.toy.transformer import Config, TransformerLM
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
@@ -85,17 +85,37 @@ def load_params(name: str = "large") -> tuple[dict, Config]:
     return {"embed": flat["embed"], "norm": flat["norm"], "layers": layers}, config
 
 
-def load(name: str = "large") -> TransformerLM:
+class TrainedToy(TransformerLM):
+    """A trained model of the family as a decoder, and as a `decode_lab.Text`; it has no chat template."""
+
+    eos = (EOS,)
+
+    def __init__(self, name: str):
+        super().__init__(*load_params(name), name=name)
+        self.tokenizer = tokenizer_id()
+
+    def encode(self, text: str) -> list[int]:
+        return encode(text)
+
+    def decode(self, tokens) -> str:
+        return decode(tokens)
+
+    def chat(self, message: str) -> list[int]:
+        """The message's own ids: the family was trained on plain text."""
+        return encode(message)
+
+    def render(self, turns) -> None:
+        return None
+
+
+def load(name: str = "large") -> TrainedToy:
     """A trained model as a decoder with an empty cache of its own."""
-    lm = TransformerLM(*load_params(name), name=name)
-    lm.tokenizer = tokenizer_id()
-    return lm
+    return TrainedToy(name)
 
 
 def save(name: str, flat: dict, config: Config, tokenizer_id: str) -> None:
-    """Write {"layers.0.wq": array, …} in float16, through a temporary name."""
+    """Write {"layers.0.wq": array, …} in float16, whole or not at all."""
     from safetensors.numpy import save_file
-    temporary = WEIGHTS / f"{name}.{os.getpid()}.tmp"
-    save_file({k: np.ascontiguousarray(w, dtype=np.float16) for k, w in flat.items()}, temporary,
-              {"config": json.dumps(asdict(config)), "tokenizer": tokenizer_id})
-    os.replace(temporary, WEIGHTS / f"{name}.safetensors")
+    with replacing(WEIGHTS / f"{name}.safetensors") as temporary:
+        save_file({k: np.ascontiguousarray(w, dtype=np.float16) for k, w in flat.items()}, temporary,
+                  {"config": json.dumps(asdict(config)), "tokenizer": tokenizer_id})

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import random
 import re
@@ -35,6 +34,7 @@ import zstandard
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lab import toy
+from lab.support.files import replacing
 from lab.toy.transformer import Config, init_params
 
 HERE = Path(__file__).resolve().parent / "weights"
@@ -256,9 +256,8 @@ def log(row):
 
 
 def replace(path, write):
-    temporary = f"{path}.{os.getpid()}.tmp"
-    write(temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        write(temporary)
 
 
 def main():

@@ -9,14 +9,16 @@ Weights are stored (in, out), so that a layer reads `x @ w`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from console import BadInput
-from decode_lab import checked_ids, checked_path, tree_layout
+from lab.support.errors import BadInput
+from lab.models.pending import Pending, check_room, check_settled, checked_ids
+from lab.toy.cache import KVCache
 from llm_math import ModelShape
 
 
@@ -111,42 +113,32 @@ def silu(x):
     return x * (0.5 + 0.5 * np.tanh(0.5 * x))
 
 
-class KVCache:
-    """Keys and values of all layers: two arrays (layers, batch, n_kv_heads, slots, head_dim), float32.
-
-    `slots` doubles when a forward needs more, so a sequence can grow and a tree can stand past its end.
-    """
-
-    def __init__(self, config: Config, batch: int = 1, slots: int = 64):
-        shape = (config.n_layers, batch, config.n_kv_heads, slots, config.head_dim)
-        self.k, self.v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated, used or not."""
-        return self.k.nbytes + self.v.nbytes
-
-    def reserve(self, slots: int):
-        have = self.k.shape[3]
-        if slots > have:
-            grow = [(0, 0)] * 3 + [(0, max(slots, 2 * have) - have), (0, 0)]
-            self.k, self.v = np.pad(self.k, grow), np.pad(self.v, grow)
-
-    def move(self, source: list[int], start: int):
-        """Copy slots `source` to start, start + 1, …, in every layer."""
-        stop = start + len(source)
-        self.k[..., start:stop, :] = self.k[..., source, :]      # fancy indexing copies first: overlap is safe
-        self.v[..., start:stop, :] = self.v[..., source, :]
-
-
 @lru_cache(maxsize=1)
-def _one_blas_thread():
-    """The toy's products are too small to share: threads gain nothing, and on a busy machine wait for each other."""
-    ThreadpoolController().select(internal_api="openblas").limit(limits=1)
+def _blas():
+    """The OpenBLAS that numpy's products run in, as threadpoolctl sees it; None for another library."""
+    found = ThreadpoolController().select(internal_api="openblas").lib_controllers
+    return found[0] if found else None
+
+
+@contextmanager
+def one_blas_thread():
+    """Inside, numpy's products run on one thread; afterwards on as many as before.
+
+    The toy's products are too small to share: threads gain nothing, and on a busy machine wait for each other.
+    """
+    blas = _blas()
+    before = blas.get_num_threads() if blas is not None else 1
+    if before > 1:
+        blas.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before > 1:
+            blas.set_num_threads(before)
 
 
 class TransformerLM:
-    """The toy as a `decode_lab.Decoder`: one growing sequence with a KV cache.
+    """The toy as a `decode_lab.Decoder` (and `Timing`): one growing sequence with a KV cache.
 
     Counts what it does: `flops` (two per multiply-add of every matrix product) and `bytes_read` (weights once per
     forward, the head only where logits are wanted, keys and values that a forward attends to), so that a demo can
@@ -154,12 +146,13 @@ class TransformerLM:
     """
 
     tokenizer: str | None = None                 # fingerprint; a trained model's loader sets it
+    device = "cpu"
+    rewind_floor = 0                             # all rows are kept, so it can go back to any length
 
     def __init__(self, params: dict, config: Config, name: str = "toy"):
         if len(params["layers"]) != config.n_layers:
             raise BadInput(f"{name}: the parameters have {len(params['layers'])} layers and the configuration "
                            f"{config.n_layers}; config_like(config, n_layers=…) makes them agree.")
-        _one_blas_thread()
         self.params, self.config, self.name = params, config, name
         self.vocab_size, self.max_length = config.vocab_size, config.max_length
         # Projections that read the same input are one product each, as engines do it.
@@ -169,49 +162,67 @@ class TransformerLM:
         self._head_bytes = self._head.nbytes
         self._layer_bytes = 4 * config.n_params() - self._head_bytes
         half = config.head_dim // 2
-        self._inv_freq = config.rope_theta ** (-np.arange(half) / half)
-        self._rope_table(config.max_length)
-        self.cache = KVCache(config)
-        self.length = 0
-        self._parents: list[int] = []            # of the tree nodes sent but not yet kept; -1 for the sequence's end
+        angle = np.arange(config.max_length)[:, None] * config.rope_theta ** (-np.arange(half) / half)
+        self._cos, self._sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.hidden = np.zeros((0, config.hidden), np.float32)
         self.flops = self.bytes_read = 0
+        self.cache, self.committed = KVCache(config), 0
+        self._pending = Pending(self)
 
     # -- the Decoder protocol -------------------------------------------------------------------------------
 
-    def extend(self, tokens) -> np.ndarray:
-        """Append tokens (n,) to the sequence -> logits (n, V); row i predicts what follows tokens[i]."""
-        logits = self._extend(tokens)
-        return self._logits(logits)
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence: committed, and sent since."""
+        return self.committed + len(self._pending)
 
-    def prefill(self, tokens) -> None:
-        """As `extend`, for tokens whose predictions nobody reads: the output head is not run."""
-        self._extend(tokens)
+    def send(self, tokens, parents=None) -> np.ndarray:
+        """Run tokens (n,) behind the sequence, or as nodes of a tree -> logits (n, V), row i for what follows tokens[i].
 
-    def rollback(self, length: int) -> None:
-        """Forget all tokens past `length`, and any tree that was not kept."""
-        if not 0 <= length <= self.length:
-            raise BadInput(f"{self.name}: cannot roll back to {length}, the sequence has {self.length} tokens.")
-        self.length, self._parents = int(length), []
-
-    def extend_tree(self, tokens, parents) -> np.ndarray:
-        """Send tree nodes (n,) -> logits (n, V), without committing them.
-
-        parents[i] is the index of node i's parent among the nodes sent since the last commit (this call's nodes
-        count on from those of earlier calls), smaller than node i's own; -1 is the last token of the sequence. A node
-        sees the sequence and its own ancestors, and its position is its depth (`decode_lab.tree_layout`).
+        parents: of each token an earlier node (nodes count from the last commit on) or -1, the last committed token;
+        None: a chain behind the last token sent. Nothing is committed.
         """
-        tokens, slot = checked_ids(self, tokens), self.length + len(self._parents)
-        self._parents, depth, visible = tree_layout(self, self._parents, parents, len(tokens))
-        mask = np.concatenate([np.ones((len(tokens), self.length), bool), visible], axis=1)
-        self.hidden = self._forward(tokens[None], self.length + depth, mask, self.cache, slot)[0]
+        ids = self._pending.add(tokens, parents)
+        n, before = len(ids), self.cache.rows - (len(self._pending) - len(ids))      # rows of what is committed
+        mask = None
+        if n > 1 or not self._pending.is_chain:
+            mask = np.concatenate([np.ones((n, before), bool), self._pending.visible(n)], axis=1)
+        self.hidden = self._forward(ids[None], self._pending.positions(n), mask, self.cache)[0]
         return self._logits(self.hidden)
 
-    def keep(self, nodes) -> None:
-        """Commit this root-to-leaf path of the tree just sent, and forget the rest of it."""
-        nodes = checked_path(self, self._parents, nodes)
-        self.cache.move([self.length + i for i in nodes], self.length)
-        self.length, self._parents = self.length + len(nodes), []
+    def prefill(self, tokens) -> None:
+        """Send and commit a chain whose predictions nobody reads: the output head is not run."""
+        check_settled(self)
+        ids = checked_ids(self, tokens)
+        stop = self.committed + len(ids)
+        check_room(self, stop)
+        mask = np.tri(len(ids), self.cache.rows + len(ids), self.cache.rows, dtype=bool)
+        self.hidden = self._forward(ids[None], np.arange(self.committed, stop), mask, self.cache)[0]
+        self.committed = stop
+
+    def commit(self, nodes) -> None:
+        """Of the tokens sent since the last commit this path stays, root first; the rest is forgotten."""
+        nodes = self._pending.path(nodes)
+        first = self.cache.rows - len(self._pending)
+        self.cache.select([first + i for i in nodes], first)
+        self.committed += len(nodes)
+        self._pending.clear()
+
+    def rewind(self, length: int) -> None:
+        """Forget all tokens past `length`; 0 empties the cache."""
+        left = self._pending.rewound(length)
+        self.cache.truncate(self.cache.rows - len(self._pending) + left)
+        self._pending.cut(max(left, 0))
+        self.committed = min(self.committed, length)
+
+    # -- Timing ---------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: numpy computes at once."""
+
+    def streamed_bytes(self) -> int:
+        """Bytes of the weights that one forward reads, the tied head once."""
+        return self._layer_bytes + self._head_bytes
 
     # -- without a cache ------------------------------------------------------------------------------------
 
@@ -222,33 +233,26 @@ class TransformerLM:
             raise BadInput(f"{self.name}: full_logits takes (n, T) ids, got shape {tokens.shape}.")
         tokens = checked_ids(self, tokens.reshape(-1)).reshape(tokens.shape)
         n = tokens.shape[1]
+        check_room(self, n)
         return self._logits(self._forward(tokens, np.arange(n), np.tri(n, dtype=bool)))
 
     # -- the one forward ------------------------------------------------------------------------------------
 
-    def _extend(self, tokens):
-        tokens = checked_ids(self, tokens)
-        if self._parents:
-            raise BadInput(f"{self.name}: a tree is pending; keep a path or roll back before extending.")
-        n, start = len(tokens), self.length
-        if start + n > self.max_length:
-            raise BadInput(f"{self.name}: {start + n} tokens are more than the {self.max_length} it can hold.")
-        mask = None if n == 1 else np.tri(n, start + n, start, dtype=bool)
-        self.hidden = self._forward(tokens[None], np.arange(start, start + n), mask, self.cache, start)[0]
-        self.length = start + n
-        return self.hidden
-
-    def _forward(self, tokens, positions, mask, cache=None, slot=0):
+    def _forward(self, tokens, positions, mask, cache=None):
         """Final hidden states (B, T, d), after the last norm.
 
         tokens (B, T); positions (T,), for RoPE; mask (T, S) bool, True where a token may look, None when it may look
-        everywhere. With a cache, the T new keys go to slots slot … slot + T − 1 and S = slot + T; without, S = T.
+        everywhere. With a cache, the T new keys and values become its last rows, and S counts all of them; without,
+        S = T.
         """
+        with one_blas_thread():
+            return self._run(tokens, positions, mask, cache)
+
+    def _run(self, tokens, positions, mask, cache):
         c, (batch, n) = self.config, tokens.shape
         heads, kv, group, hd = c.n_heads, c.n_kv_heads, c.n_heads // c.n_kv_heads, c.head_dim
-        cos, sin = self._rope(positions)
-        if cache is not None:
-            cache.reserve(slot + n)
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]          # (T, 1, head_dim / 2)
+        first = 0 if cache is None else cache.append(positions)
         bias = None if mask is None or mask.all() else np.where(mask, np.float32(0), np.float32(-1e30))
         x = self.params["embed"][tokens]
         for i, (attn_norm, wqkv, wo, ffn_norm, w_gate_up, w_down) in enumerate(self._layers):
@@ -259,8 +263,7 @@ class TransformerLM:
             k = qk[:, :, heads:].transpose(0, 2, 1, 3)                                   # (B, kv, T, hd)
             v = qkv[:, :, heads + kv:].transpose(0, 2, 1, 3)
             if cache is not None:
-                cache.k[i, :, :, slot:slot + n], cache.v[i, :, :, slot:slot + n] = k, v
-                k, v = cache.k[i, :, :, :slot + n], cache.v[i, :, :, :slot + n]
+                k, v = cache.write(i, first, k, v)
             # The `group` query heads that share a KV head are rows of one product.
             q = qk[:, :, :heads].reshape(batch, n, kv, group, hd).transpose(0, 2, 3, 1, 4)
             q = q.reshape(batch, kv, group * n, hd) * np.float32(hd**-0.5)
@@ -272,27 +275,18 @@ class TransformerLM:
             x = x + self._product(out, wo)
             gate_up = self._product(rms_norm(x, ffn_norm, c.norm_eps), w_gate_up)
             x = x + self._product(silu(gate_up[..., :c.ffn]) * gate_up[..., c.ffn:], w_down)
-        seen = n if cache is None else slot + n
-        self.bytes_read += self._layer_bytes + 4 * 2 * c.n_layers * batch * seen * kv * hd
+        self.bytes_read += self._layer_bytes + 4 * 2 * c.n_layers * batch * (first + n) * kv * hd
         return rms_norm(x, self.params["norm"], c.norm_eps)
 
     def _logits(self, hidden):
         self.bytes_read += self._head_bytes
-        return self._product(hidden, self._head)
+        with one_blas_thread():
+            return self._product(hidden, self._head)
 
     def _product(self, a, b):
         out = a @ b
         self.flops += 2 * out.size * a.shape[-1]
         return out
-
-    def _rope_table(self, n):
-        angle = np.arange(n)[:, None] * self._inv_freq
-        self._cos, self._sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-    def _rope(self, positions):
-        if positions[-1] >= len(self._cos) or positions.max() >= len(self._cos):
-            self._rope_table(2 * int(positions.max()) + 2)
-        return self._cos[positions][:, None], self._sin[positions][:, None]              # (T, 1, head_dim / 2)
 
 
 def generate_batch(lm: TransformerLM, tokens, n_new: int, temperature: float = 0.0, rng=None) -> np.ndarray:
@@ -304,10 +298,11 @@ def generate_batch(lm: TransformerLM, tokens, n_new: int, temperature: float = 0
     tokens, start = np.asarray(tokens, dtype=np.int64), 0
     n, prompt = tokens.shape
     checked_ids(lm, tokens.reshape(-1))
+    check_room(lm, prompt + n_new)
     cache = KVCache(lm.config, n, prompt + n_new)
     for end in range(prompt, prompt + n_new):
         mask = np.tri(end - start, end, start, dtype=bool)
-        logits = lm._logits(lm._forward(tokens[:, start:], np.arange(start, end), mask, cache, start)[:, -1])
+        logits = lm._logits(lm._forward(tokens[:, start:], np.arange(start, end), mask, cache)[:, -1])
         if temperature == 0:
             new = logits.argmax(axis=-1)
         else:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ import pytest
 
 import console
 from console import Alpha, BadInput, Count, Fraction, NonNegative, OneOf, Positive, Share
+from lab.support import output
+from lab.support import record as runs
+from lab.support.flags import spelled
+from lab.support.text import kebab
 
 TINY = '''
     # %% [markdown]
@@ -54,12 +59,12 @@ TINY = '''
     # %%
     def show():
         rows = [[g, np.float32(0.5) * g, float("nan"), "≥ 1", None, g > 1] for g in A.gammas]
-        print_table(["γ", "time", "odd", "text", "none", "more"], rows, title="Speed × γ",
+        print_table("speed", ["γ", "time", "odd", "text", "none", "more"], rows, title="Speed × γ",
                     formats={"time": fmt_time}, measured=["time"])
 
 
     show()
-    observe("Batch {n} is {share:.1%} of two.", n=A.batch, share=A.batch / 2, holds=np.bool_(A.batch == 1))
+    observe("batch", "Batch {n} is {share:.1%} of two.", n=A.batch, share=A.batch / 2, holds=np.bool_(A.batch == 1))
 
     # %% [markdown] tags=["notebook"]
     # Only for notebooks.
@@ -78,7 +83,7 @@ TINY = '''
         raise ZeroDivisionError("a bug")
     if A.mode == "interrupt":
         raise KeyboardInterrupt
-    observe("A reading.", holds=False, measured=True)
+    observe("reading", "A reading.", holds=False, measured=True)
 
     # %% [markdown]
     # ## Homework
@@ -89,6 +94,12 @@ TINY = '''
 @pytest.fixture
 def tiny(write_demo):
     return write_demo(TINY)
+
+
+@pytest.fixture(autouse=True)
+def no_run(monkeypatch):
+    """What is printed outside a demo belongs to no run of an earlier test."""
+    monkeypatch.setattr(runs, "run", None)
 
 
 # -------------------------------------------------------------------------------------------------------
@@ -169,11 +180,10 @@ def test_help_lists_the_flags_and_runs_nothing(tiny, script):
 @pytest.mark.parametrize("name", ["H100 SXM", "h100_sxm", "H100-SXM"])
 def test_a_name_may_be_spelled_a_little_differently(tiny, name):
     assert console.run_demo(tiny, ["--chip", name])["assumptions"]["chip"] == "h100-sxm"
-    assert console._spelled(("B_c", "x"), tuple[OneOf("b-C"), ...]) == ("b-C", "x")
+    assert spelled(("B_c", "x"), tuple[OneOf("b-C"), ...]) == ("b-C", "x")
 
 
 def test_json_writes_through_a_link_and_into_nothing_but_a_file(tiny, script, tmp_path):
-    import os
 
     link, real = tmp_path / "link", tmp_path / "real.json"
     link.symlink_to(real)
@@ -201,9 +211,45 @@ def test_the_imports_of_a_demo_end_as_gently_as_the_rest(tmp_path, script, line,
     assert not error or (error in lines[0] and "make setup" in lines[0])
 
 
+def test_a_script_in_lab_does_not_hide_packages_of_the_same_name(tmp_path, script):
+    """Python puts the folder of a script first on sys.path, and lab/ has folders called toy and chat."""
+    (tmp_path / "lab").mkdir()
+    for room in ("toy", "chat"):
+        (tmp_path / "lab" / room).mkdir()
+        (tmp_path / "lab" / room / "__init__.py").write_text("")
+    demo = tmp_path / "lab" / "97_rooms.py"
+    demo.write_text("import console\nfrom importlib.util import find_spec\n"
+                    "print(find_spec('toy'), find_spec('chat'), find_spec('lab.toy') is not None)\n", encoding="utf-8")
+    done = script(demo)
+    assert done.returncode == 0 and done.stdout.split() == [b"None", b"None", b"True"], done.stderr
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "-" + "9" * 5000, str(10**30), "10000000000001"])
+@pytest.mark.parametrize("flag", ["--batch", "--gammas", "--plain"])
+def test_a_number_of_any_size_is_a_sentence(write_demo, flag, value):
+    path = write_demo(TINY.replace("trained: bool = True", "trained: bool = True\n        plain: int = 1"))
+    with pytest.raises(BadInput) as caught:
+        console.run_demo(path, [flag, value])
+    assert flag in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_bytes_that_are_no_utf8_are_a_sentence(tiny):
+    with pytest.raises(BadInput, match="caf.* holds bytes that are no UTF-8"):
+        console.run_demo(tiny, ["--mode", "caf\udce9"])
+
+
+@pytest.mark.parametrize("below", ["", "further"])
+def test_a_folder_for_output_that_cannot_be_made_is_a_sentence(tmp_path, monkeypatch, below):
+    (tmp_path / "out").write_text("a file")
+    monkeypatch.setattr(console, "OUT", tmp_path / "out" / below)
+    with pytest.raises(BadInput, match="Not a directory.*DECODE_LAB_OUT"):
+        console.out_folder()
+    monkeypatch.setattr(console, "OUT", tmp_path / "new" / "folder")
+    assert console.out_folder().is_dir()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full and a shell")
 def test_a_closed_or_full_stdout_is_no_traceback(tiny):
-    import os
     import subprocess
 
     for shell, flags, status in ((">&-", "", 0), (">/dev/full", "", 1), (">&-", "--batch 0", 2),
@@ -254,8 +300,9 @@ def test_a_demo_of_a_copy_refuses_the_code_of_the_original(tmp_path, script, mon
     class Assumptions:
         n: int = 1
 
+    monkeypatch.setattr(output, "in_notebook", lambda: True)
     monkeypatch.setattr(console, "in_notebook", lambda: True)
-    monkeypatch.setattr(console, "_place", lambda: (0, 0))
+    monkeypatch.setattr(output, "cell_run", lambda: 0)
     monkeypatch.chdir(tmp_path / "notebooks")
     with pytest.raises(BadInput, match="make setup"):
         console.assumptions(Assumptions)
@@ -326,15 +373,43 @@ def test_the_record_has_everything_as_plain_json(tiny, script, tmp_path):
                             "versions"]
     assert record["demo"] == "99"
     assert record["tables"] == [{
-        "title": "Speed × γ", "columns": ["γ", "time", "odd", "text", "none", "more"], "measured": ["time"],
+        "id": "speed", "title": "Speed × γ", "columns": ["γ", "time", "odd", "text", "none", "more"], "measured": ["time"],
         "rows": [[1, 0.5, None, "≥ 1", None, False], [3, 1.5, None, "≥ 1", None, True],
                  [5, 2.5, None, "≥ 1", None, True]]}]
-    assert record["observations"] == [{"text": "Batch 1 is 50.0% of two.", "holds": True, "measured": False},
-                                      {"text": "A reading.", "holds": False, "measured": True}]
+    assert record["observations"] == [{"id": "batch", "text": "Batch 1 is 50.0% of two.", "holds": True, "measured": False},
+                                      {"id": "reading", "text": "A reading.", "holds": False, "measured": True}]
     assert record["host"]["cores"] >= 1 and record["host"]["cpu"] and record["host"]["os"]
     assert record["versions"]["numpy"] == np.__version__
     assert "torch" not in record["versions"]  # it was not imported
     assert [name.name for name in tmp_path.iterdir() if "record" in name.name] == ["record.json"]
+
+
+IDS = '''
+    # %%
+    from dataclasses import dataclass
+    from console import assumptions, observe, print_table
+
+    @dataclass(frozen=True)
+    class Assumptions:
+        texts: tuple[str, ...] = ("easy", "H100 SXM")
+
+    A = assumptions(Assumptions)
+    for text in A.texts:
+        print_table(f"speed-{text}", ["n"], [[1]])
+        observe(f"speed-{text}", "It is {n}.", n=1, holds=True)
+'''
+
+
+def test_an_id_is_unique_among_its_kind_and_not_printed(write_demo, capsys):
+    path = write_demo(IDS)
+    record = console.run_demo(path)
+    assert [t["id"] for t in record["tables"]] == ["speed-easy", "speed-h100-sxm"]
+    assert [o["id"] for o in record["observations"]] == ["speed-easy", "speed-h100-sxm"]
+    assert "speed-" not in capsys.readouterr().out
+    with pytest.raises(BadInput, match='"speed-easy" stands twice'):
+        console.run_demo(path, ["--texts", "easy", "Easy"])
+    with pytest.raises(BadInput, match='"-" is no id'):
+        kebab("-")
 
 
 def test_run_demo_has_fresh_state_each_time(tiny, capsys):
@@ -346,24 +421,13 @@ def test_run_demo_has_fresh_state_each_time(tiny, capsys):
     assert "[ no ] Does not hold: Batch 2 is 100.0% of two." in capsys.readouterr().out
 
 
-def test_values_become_json():
-    @dataclass
-    class Point:
-        x: float
-
-    value = {"a": np.int64(3), "b": np.array([1.5, np.inf]), "c": (True, np.bool_(False)),
-             "d": Point(-math.inf), "e": {2, 1}, "f": Path("x"), 1: np.float32(0.5)}
-    assert console._jsonable(value) == {"a": 3, "b": [1.5, None], "c": [True, False], "d": {"x": None},
-                                        "e": [1, 2], "f": "x", "1": 0.5}
-
-
 def test_observations_and_tables_refuse_what_does_not_fit():
     with pytest.raises(BadInput, match="missing"):
-        console.observe("{missing}", holds=True, given=1)
+        console.observe("given", "{missing}", holds=True, given=1)
     with pytest.raises(BadInput, match="2 columns"):
-        console.print_table(["a", "b"], [[1]])
+        console.print_table("a-b", ["a", "b"], [[1]])
     with pytest.raises(BadInput, match="tme"):
-        console.print_table(["time"], [[1]], measured=["tme"])
+        console.print_table("times", ["time"], [[1]], measured=["tme"])
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -404,93 +468,6 @@ def test_the_narrative_does_not_depend_on_how_the_path_is_written(tiny, script):
         assert script(name, cwd=tiny.parent).stdout == whole
 
 
-def _table(capsys, *args, **options) -> list[str]:
-    capsys.readouterr()
-    console.print_table(*args, **options)
-    return capsys.readouterr().out.splitlines()
-
-
-def test_numbers_are_to_the_right_and_have_three_digits(capsys):
-    lines = _table(capsys, ["name", "n", "value"], 
-                   [["a", 1, 0.012345], ["long", 12345, 98765.4], ["x", None, 0.0]])
-    assert lines[:2] == ["name      n   value", "───────────────────"]
-    assert lines[2:5] == ["a         1  0.0123", "long  12345   98765", "x         -       0"]
-
-
-@pytest.mark.parametrize("columns", [6, 9, 14, 25])
-def test_a_wide_table_fits_and_breaks_no_number(capsys, columns):
-    names = [f"rather long header number{i}" for i in range(columns)]
-    numbers = [f"{1234567.25 + i:,.2f}" for i in range(columns)]
-    lines = _table(capsys, names, [[1234567.25 + i for i in range(columns)]],
-                   formats={name: ",.2f" for name in names})
-    text = "\n".join(lines)
-    assert all(len(line) <= 80 for line in lines)
-    for number in numbers:
-        assert number in text.split()
-    for i in range(columns):
-        assert f"number{i}" in text.split()
-    assert "…" not in text and "..." not in text
-
-
-def test_long_texts_wrap_between_words_and_numbers_stay(capsys):
-    words = "a sentence of quite some length that has to be wrapped between its words to fit " * 2
-    lines = _table(capsys, ["verdict", "n"], [[words, 123456789]])
-    assert all(len(line) <= 80 for line in lines)
-    assert " ".join(" ".join(lines[2:]).split()).replace("123456789 ", "") == words.strip()
-    unbroken = _table(capsys, ["path", "n"], [["x" * 200, 7]])
-    assert all(len(line) <= 80 for line in unbroken) and "".join(unbroken).count("x") == 200
-
-
-def test_observations_hang(capsys):
-    console.observe("word " * 40, holds=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("[ ok ] word") and all(line.startswith("       word") for line in lines[1:])
-    assert all(len(line) <= 80 for line in lines)
-
-
-def test_progress_is_silent_in_a_pipe(capsys, monkeypatch):
-    monkeypatch.setattr(console, "SHOW_PROGRESS_AFTER", 0.0)
-    assert list(console.progress(range(3), "work")) == [0, 1, 2]
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal_shows_progress_and_colours(write_demo):
-    import os
-    import subprocess
-
-    path = write_demo("""
-        import console
-        console.SHOW_PROGRESS_AFTER = 0.0
-        assert list(console.progress(range(3), "counting")) == [0, 1, 2]
-        console.observe("It ended.", holds=True)
-    """)
-    ours, theirs = os.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(console.ROOT)}
-    environment.pop("NO_COLOR", None)
-    done = subprocess.run([sys.executable, str(path)], stdout=theirs, stderr=theirs, env=environment,
-                          timeout=60)
-    os.close(theirs)
-    text = os.read(ours, 100_000).decode()
-    os.close(ours)
-    assert done.returncode == 0 and "counting" in text
-    assert "\x1b[32m[ ok ] \x1b[0mIt ended." in text
-
-
-@pytest.mark.parametrize("value, text", [
-    (6.65e-3, "6.65 ms"), (0.0, "0 ns"), (1.5, "1.50 s"), (999.96e-6, "1.00 ms"), (2.5e-7, "250 ns"),
-    (75.2, "75.2 s")])
-def test_fmt_time(value, text):
-    assert console.fmt_time(value) == text
-
-
-def test_fmt_bytes_and_counts():
-    assert console.fmt_bytes(17e9) == "17.0 GB" and console.fmt_bytes(23_040) == "23.0 KB"
-    assert console.fmt_bytes(512) == "512 B" and console.fmt_bytes(0) == "0 B"
-    assert console.fmt_count(8_030_261_248) == "8.03 B" and console.fmt_count(134_515_008) == "135 M"
-    assert console.fmt_count(999_600) == "1.00 M" and console.fmt_count(64) == "64"
-
-
 # -----------------------------------------------------------------------------------------------------
 # figures
 
@@ -510,9 +487,9 @@ FIGURES = '''
     A = console.assumptions(Assumptions)
     fig, axes = console.subplots(1, 2, size=(A.size, 2.0))
     axes[0].plot([1, 2])
-    console.figure(fig, "two panels")
+    console.figure("two", fig, "two panels")
     fig, ax = plt.subplots()
-    console.figure(fig)
+    console.figure("one", fig)
     assert plt.get_fignums() == []
 '''
 
@@ -522,7 +499,7 @@ def test_figures_need_no_display(write_demo, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(console, "OUT", tmp_path / "out")
     monkeypatch.delenv("DISPLAY", raising=False)
     record = console.run_demo(write_demo(FIGURES, "98_figures.py"))
-    assert record["figures"] == ["out/98-1.png", "out/98-2.png"]
+    assert record["figures"] == [{"id": "two", "path": "out/98-1.png"}, {"id": "one", "path": "out/98-2.png"}]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["98-1.png", "98-2.png"]
     assert (tmp_path / "out/98-1.png").read_bytes().startswith(b"\x89PNG")
     assert "Figure: two panels (out/98-1.png)" in capsys.readouterr().out
@@ -532,60 +509,11 @@ def test_figures_of_tests_leave_those_of_the_project_alone(write_demo, script, t
     assert not console.OUT.is_relative_to(console.ROOT)
     done = script(write_demo(FIGURES, "98_figures.py"), "--json", tmp_path / "record.json")
     assert done.returncode == 0
-    figures = json.loads((tmp_path / "record.json").read_text())["figures"]
+    figures = [each["path"] for each in json.loads((tmp_path / "record.json").read_text())["figures"]]
     assert figures == [(console.OUT / f"98-{k}.png").as_posix() for k in (1, 2)]
     assert all(Path(path).exists() for path in figures) and not (console.ROOT / "out" / "98-1.png").exists()
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    console.write_text(path, "old")
-
-    def fail(*args):
-        raise OSError("no space")
-
-    monkeypatch.setattr(console.os, "replace", fail)
-    with pytest.raises(OSError):
-        console.write_text(path, "new")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-# -----------------------------------------------------------------------------------------------------
-# sliders
-
-
-def test_sliders_do_nothing_in_a_script(capsys):
-    console.sliders(lambda **values: print("called"), alpha=(0.1, 0.9, 0.1, 0.5))
-    assert capsys.readouterr().out == ""
-
-
-def test_a_moved_slider_calls_the_function(monkeypatch):
-    import ipywidgets
-    import IPython.display
-
-    calls, shown, made = [], [], []
-    for kind in ("IntSlider", "FloatSlider"):
-        def make(real=getattr(ipywidgets, kind), **options):
-            made.append(real(**options))
-            return made[-1]
-
-        monkeypatch.setattr(ipywidgets, kind, make)
-    monkeypatch.setattr(console, "in_notebook", lambda: True)
-    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data["text/plain"]))
-    console.sliders(lambda **values: calls.append(values), alpha=(0.1, 0.9, 0.1, 0.5), gamma=(1, 8, 1, 4))
-    assert calls == [{"alpha": 0.5, "gamma": 4}]  # the plain table below
-    assert "alpha and gamma" in shown[0] and "(" not in shown[0]
-    made[1].value = 6
-    assert calls[1:] == [{"alpha": 0.5, "gamma": 6}]
-
-
-@pytest.mark.parametrize("name, known, expected", [
-    ("h1000", ["v100", "t4", "h100-sxm", "h100-pcie", "h200"], ["h100-sxm", "h100-pcie"]),
-    ("--bacth", ["--batch", "--json", "--alpha"], ["--batch"]),
-    ("h100-sxn", ["h100-sxm", "l4"], ["h100-sxm"]),
-])
-def test_the_nearest_names_begin_alike_or_have_the_same_letters(name, known, expected):
-    assert console.nearest(name, known) == expected
 
 
 def test_raw_samples_stand_in_the_record_and_print_nothing(write_demo, capsys):

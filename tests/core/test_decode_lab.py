@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 
 import decode_lab as dl
 from console import BadInput
-from decode_lab import (ConfidentTreeDrafter, Draft, ModelDrafter, PromptLookup, Round, Run, Sampler,
-                        TreeDrafter, TreeShape, accept, accept_lengths, accept_lengths_to_end, autoregressive_generate,
-                        best_tree, draft_ranks, go_back, rank_table, residual, speculative_generate,
-                        tree_accept_lengths, tree_generate, verify)
+from decode_lab import (Draft, Round, Run, Sampler, accept, autoregressive_generate,
+                        residual, speculative_generate, tree_generate, verify)
+from lab.drafters.best_tree import (accept_lengths, accept_lengths_to_end, best_tree, draft_ranks,
+                                    rank_table, tree_accept_lengths)
+from lab.drafters.lookup import PromptLookup
+from lab.drafters.model import ModelDrafter
+from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape, tokens_to
+from lab.support.checks import check_draft
 from fakes import (Counted, FakeDecoder, ScriptedDrafter, chain, exact, from_text, one_hot, outcomes, random_decoder,
                    same_distribution, script, table_logits, tree)
 from lab.toy.transformer import QCFG, Config, TransformerLM, init_params
@@ -32,20 +36,20 @@ class Watched:
         self.drafter, self.target, self.name = drafter, target, drafter.name
         self.lengths = []
 
-    def reset(self, target, sampler):
-        self.drafter.reset(target, sampler)
+    def start(self, target, sampler, prompt):
+        self.drafter.start(target, sampler, prompt)
 
     def propose(self, tokens, gamma, rng):
         assert gamma >= 1
-        assert self.target.length == len(tokens) - 1
+        assert self.target.length == self.target.committed == len(tokens) - 1
         return self.drafter.propose(tokens, gamma, rng)
 
-    def kept(self, tokens):
-        assert self.target.length == len(tokens) - 1, "after a round the cache holds all tokens but the last"
+    def verified(self, tokens, path, hidden):
+        assert self.target.length == self.target.committed == len(tokens) - 1, "after a round the cache holds all tokens but the last"
         if isinstance(self.target, FakeDecoder):
             assert self.target.tokens == tokens[:-1] and not self.target.pending
         self.lengths.append(len(tokens))
-        self.drafter.kept(tokens)
+        self.drafter.verified(tokens, path, hidden)
 
 
 def run_script(drafter, n_new, gamma, text=TEXT, prompt=PROMPT, eos=(), **options):
@@ -78,8 +82,9 @@ def test_mismatch_at_each_position(miss, accepted):
     assert (first.drafted, first.accepted) == (4, accepted)
     assert first.tested == min(accepted + 1, 4), "a draft past the first refusal was never tested"
     assert first.sources == ("scripted",) * first.tested
-    committed = target.called("rollback")[1:]               # the first empties the cache
-    assert committed[0] == len(PROMPT) + accepted
+    assert target.called("rewind") == [0], "the target is emptied once, and never goes back"
+    committed = target.called("commit")
+    assert committed[0] == list(range(accepted + 1)), "the last token of the sequence, and the accepted drafts"
     assert len(committed) == len(run.rounds), "a round ends in a commit, also where nothing is dropped"
     if miss is None:
         assert [r.accepted for r in run.rounds] == [4, 4, 1]
@@ -93,15 +98,15 @@ def test_all_wrong_adds_exactly_one_token_a_round():
 def test_all_right_takes_the_fewest_forwards():
     target, tokens, run = run_script(from_text(TEXT), 20, 4)
     assert tokens == TEXT[:23] and [r.accepted for r in run.rounds] == [4, 4, 4, 4]
-    assert target.calls[:3] == [("rollback", 0), ("prefill", PROMPT[:-1]), ("extend", TEXT[2:7])]
+    assert target.calls[:3] == [("rewind", 0), ("prefill", PROMPT[:-1]), ("send", (TEXT[2:7], [-1, 0, 1, 2, 3]))]
 
 
 def test_plain_decoding_is_one_forward_a_token():
     target = script(TEXT, V)
     tokens, run = autoregressive_generate(target, PROMPT, 5)
     check(target, tokens, run, PROMPT)
-    assert tokens.tolist() == TEXT[:8] and [argument for argument in target.called("extend")] == [
-        [t] for t in TEXT[2:7]]
+    assert tokens.tolist() == TEXT[:8] and target.called("send") == [
+        ([t], [-1]) for t in TEXT[2:7]]
     assert run.drafted == 0 and np.isnan(run.alpha) and run.acceptance == []
 
 
@@ -110,14 +115,14 @@ def test_one_token_prompt_needs_no_prefill():
     assert tokens == TEXT[:7] and target.called("prefill") == []
 
 
-def test_a_decoder_without_prefill_is_extended():
+def test_a_decoder_without_prefill_is_sent_the_prompt():
     class Bare(FakeDecoder):
         prefill = property()                                # as if it were not there: raises AttributeError
 
     target = Bare(script(TEXT, V)._logits, V)
     tokens, run = autoregressive_generate(target, PROMPT, 4)
     assert tokens.tolist() == TEXT[:7]
-    assert target.called("extend")[0] == PROMPT[:-1]
+    assert target.calls[1:3] == [("send", (PROMPT[:-1], [-1, 0])), ("commit", [0, 1])]
 
 
 @pytest.mark.parametrize("n_new", [1, 2, 3, 4, 5, 6, 7])
@@ -226,11 +231,12 @@ def test_a_drafter_that_works_with_arrays():
     assert run_script(drafter, 8, 3)[1] == TEXT[:11]
 
 
-def test_kept_tells_the_whole_sequence_after_every_round():
+def test_a_drafter_is_told_the_prompt_and_after_every_round_the_sequence_and_the_accepted_path():
     drafter = from_text(TEXT, {5}, V)
     _, tokens, run = run_script(drafter, 10, 3)
     ends = 3 + np.cumsum([r.accepted + 1 for r in run.rounds])
-    assert drafter.told == [TEXT[:n] for n in ends] and drafter.resets == 1
+    assert drafter.told == [TEXT[:n] for n in ends] and drafter.prompts == [PROMPT]
+    assert drafter.paths == [list(range(r.accepted)) for r in run.rounds]
 
 
 def test_a_second_run_starts_afresh():
@@ -380,21 +386,23 @@ class Followed:
     def __init__(self, drafter, most):
         self.drafter, self.name, self.most, self.proposals = drafter, drafter.name, most, 0
 
-    def reset(self, target, sampler):
-        self.drafter.reset(target, sampler)
+    def start(self, target, sampler, prompt):
+        self.drafter.start(target, sampler, prompt)
 
     def propose(self, tokens, gamma, rng):
         model, first = self.drafter.model, len(self.drafter.model.calls)
         held = list(model.tokens)
+        assert not model.pending, "what is verified is committed"
         assert held == tokens[:len(held)] and len(held) < len(tokens)
         assert not self.proposals or len(tokens) - len(held) <= self.most, "the cache was cut by too much"
         draft = self.drafter.propose(tokens, gamma, rng)
-        assert model.calls[first] == ("extend", tokens[len(held):])
+        name, (sent, parents) = next(call for call in model.calls[first:] if call[0] == "send")
+        assert sent == tokens[len(held):] and parents == list(range(-1, len(sent) - 1))
         self.proposals += 1
         return draft
 
-    def kept(self, tokens):
-        self.drafter.kept(tokens)
+    def verified(self, tokens, path, hidden):
+        self.drafter.verified(tokens, path, hidden)
         model = self.drafter.model
         assert model.tokens == tokens[:model.length] and model.length < len(tokens) and not model.pending
 
@@ -447,10 +455,10 @@ def test_a_draft_cache_follows_a_sequence_that_others_drafted(others):
     """Where drafters take turns, what was kept may differ from what this one proposed, and be longer."""
     draft = FakeDecoder(lambda h: one_hot(h[-1] + 1, V), V)
     drafter = ModelDrafter(draft)
-    drafter.reset(script(TEXT, V), Sampler())
+    drafter.start(script(TEXT, V), Sampler(), [0, 1])
     assert drafter.propose([0, 1], 4, None).tokens == [2, 3, 4, 5]
     sequence = [0, 1] + others
-    drafter.kept(sequence)
+    drafter.verified(sequence, [], None)
     assert draft.tokens == sequence[:draft.length] and draft.length < len(sequence)
     assert drafter.propose(sequence, 1, None).tokens == [others[-1] + 1]
 
@@ -629,7 +637,7 @@ def test_one_candidate_is_lossless_and_accepted_with_the_overlap(monkeypatch):
             hit, token = accept(p, [x], [q], paths)
             return hit, token
 
-        law = outcomes(monkeypatch, rule)
+        law = outcomes(rule)
         tokens = [sum(w for (_, t), w in law.items() if t == x) for x in range(6)]
         np.testing.assert_allclose(tokens, p, atol=1e-12)
         assert sum(w for (hit, _), w in law.items() if hit == 0) == pytest.approx(dl.overlap(p, q))
@@ -658,11 +666,11 @@ def test_several_candidates_are_lossless(way, monkeypatch):
                     now = residual(qs[-1], drawn[-1])
             return accept(p, drawn, qs, paths)[1]
 
-        law = outcomes(monkeypatch, rule)
+        law = outcomes(rule)
         np.testing.assert_allclose([law.get(t, 0.0) for t in range(4)], p, atol=1e-12)
 
 
-def test_more_candidates_are_accepted_more_often_than_by_the_naive_rule(monkeypatch):
+def test_more_candidates_are_accepted_more_often_than_by_the_naive_rule():
     """The multi-step rule beats sampling from p and looking for it among the candidates (2305.09781)."""
     p, q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.25, 0.25, 0.25, 0.25])
 
@@ -674,7 +682,7 @@ def test_more_candidates_are_accepted_more_often_than_by_the_naive_rule(monkeypa
         drawn = [dl.draw(q, paths), dl.draw(q, paths)]
         return dl.draw(p, paths) in drawn
 
-    assert outcomes(monkeypatch, multi)[True] > outcomes(monkeypatch, naive)[True] + 0.1
+    assert outcomes(multi)[True] > outcomes(naive)[True] + 0.1
 
 
 def test_accept_does_not_write_over_its_arguments():
@@ -794,18 +802,18 @@ def test_a_round_has_the_targets_distribution(kind, sampling, monkeypatch):
     drafter = LOSSLESS[kind](model)
 
     def one_round(rng):
-        drafter.reset(target, sampler)
+        drafter.start(target, sampler, prompt)
         draft = drafter.propose(prompt, 2, rng)
-        dl._check_draft(draft, 2, 3, drafter)
+        check_draft(draft, 2, 3, "the drafter")
         draft.parents, parents = draft.parents, draft.parents if draft.parents is not None else range(
             -1, len(draft.tokens) - 1)
-        target.rollback(0)
-        target.extend(prompt[:-1])
-        rows = target.extend_tree([prompt[-1]] + list(draft.tokens), [-1] + [p + 1 for p in parents])
+        target.rewind(0)
+        target.prefill(prompt[:-1])
+        rows = target.send([prompt[-1]] + list(draft.tokens), [-1] + [p + 1 for p in parents])
         path, token, _ = verify(draft, rows, sampler, prompt, rng)
         return tuple(draft.tokens[i] for i in path) + (token,)
 
-    law, whole = outcomes(monkeypatch, one_round), {}
+    law, whole = outcomes(one_round), {}
     for text, weight in law.items():
         for rest, w in exact(target._logits, sampler, prompt + list(text), 3 - len(text)).items():
             whole[text + rest] = whole.get(text + rest, 0.0) + weight * w
@@ -830,7 +838,7 @@ def test_a_whole_run_has_the_targets_distribution(kind, n_new, eos, monkeypatch)
                                              sampler=sampler, eos=eos)
         return tuple(tokens[3:].tolist())
 
-    assert same_distribution(outcomes(monkeypatch, run), exact(target._logits, sampler, prompt, n_new, eos))
+    assert same_distribution(outcomes(run), exact(target._logits, sampler, prompt, n_new, eos))
 
 
 @pytest.mark.parametrize("kind", ["chain at another temperature", "tree", "greedy chain"])
@@ -909,7 +917,7 @@ def test_impossible_samplers_are_refused(options):
 
 def looked_up(tokens, gamma=4, **options):
     drafter = PromptLookup(**options)
-    drafter.reset(None, None)
+    drafter.start(None, None, tokens)
     draft = drafter.propose(tokens, gamma)
     assert len(draft.q) == len(draft.sources) == len(draft.tokens) and draft.parents is None
     assert all(q is None for q in draft.q)
@@ -956,8 +964,9 @@ def slow_lookup(tokens, gamma, max_ngram, min_ngram):
 def test_lookup_in_an_index_that_grows_equals_a_search(tokens, sizes, gamma, step):
     low, high = sizes[0], sum(sizes)
     drafter = PromptLookup(high, low)
-    drafter.reset(None, None)
+    drafter.start(None, None, tokens[:1])
     for n in range(1, len(tokens) + 1, step):
+        drafter.verified(tokens[:n], [], None)
         assert drafter.propose(tokens[:n], gamma).tokens == slow_lookup(tokens[:n], gamma, high, low)
 
 
@@ -965,14 +974,15 @@ def test_lookup_does_little_work_on_a_long_prompt():
     rng, work = np.random.default_rng(0), {}
     for size in (500, 50_000):
         tokens, drafter = Counted(rng.integers(300, size=size).tolist()), PromptLookup()
-        drafter.reset(None, None)
         Counted.reads = 0
+        drafter.start(None, None, tokens)
         drafter.propose(tokens, 5)
         assert Counted.reads <= 8 * size, "the index reads each suffix of the prompt once"
         work[size] = []
         for _ in range(20):
             tokens.extend(rng.integers(300, size=3).tolist())
             Counted.reads = 0
+            drafter.verified(tokens, [], None)
             assert drafter.propose(tokens, 5).tokens or size == 500
             work[size].append(Counted.reads)
     assert max(work[50_000]) <= 60, "a later proposal reads what is new, whatever the length"
@@ -981,9 +991,9 @@ def test_lookup_does_little_work_on_a_long_prompt():
 def test_lookup_forgets_the_last_run():
     drafter = PromptLookup()
     speculative_generate(script([1, 2, 3] * 8, V), drafter, [1, 2, 3, 1, 2, 3], 9, 4)
-    drafter.reset(None, None)
+    drafter.start(None, None, [4, 5, 6, 2])
     assert drafter.propose([4, 5, 6, 2], 4).tokens == [], "2 is followed by 3 in the last run only"
-    drafter.reset(None, None)
+    drafter.start(None, None, [4, 2, 5, 8, 2])
     assert drafter.propose([4, 2, 5, 8, 2], 3).tokens == [5, 8, 2]
 
 
@@ -1077,8 +1087,7 @@ def test_accept_lengths_are_those_of_a_real_verification(widths):
     shape = IRREGULAR if widths == "irregular" else TreeShape.branching(widths)
     target, draft = random_decoder(6, 3), random_decoder(6, 4)
     text, _ = autoregressive_generate(target, [0, 1], 40)
-    draft.rollback(0)
-    predicted = accept_lengths(draft_ranks(draft.extend(text), text), shape)
+    predicted = accept_lengths(draft_ranks(draft.send(text), text), shape)
     for start in range(len(text) - 1 - shape.depth):
         tokens, run = tree_generate(target, TreeDrafter(draft, shape), text[:start + 1], shape.depth + 1)
         if start + len(tokens[start + 1:]) < len(text) and start >= 1:
@@ -1088,15 +1097,13 @@ def test_accept_lengths_are_those_of_a_real_verification(widths):
 
 @pytest.mark.parametrize("shape", [[4], [1] * 5, [], [2, 2, 2], [3, 1]])
 def test_tree_forwards_and_keeps(shape):
-    """One extend_tree per round, the root first; keep gets the path; nothing else touches the cache."""
+    """One send per round, the root first; commit gets the path; nothing else touches the cache."""
     target, draft = random_decoder(6, 3), random_decoder(6, 4)
     drafter = TreeDrafter(draft, TreeShape.branching(shape))
     tokens, run = tree_generate(target, Watched(drafter, target), [0, 1, 2], 40)
     check(target, tokens, run, [0, 1, 2])
-    kept = [k for k in target.called("keep")]
-    # A last round with room for one token sends no tree, and commits by rollback.
-    assert target.called("rollback") == [0] + [len(tokens) - 1] * (len(run.rounds) - len(kept))
-    for sent, nodes, r in zip(target.called("extend_tree"), kept, run.rounds):
+    assert target.called("rewind") == [0]
+    for sent, nodes, r in zip(target.called("send"), target.called("commit"), run.rounds, strict=True):
         assert len(sent[0]) == r.drafted + 1 and sent[1][0] == -1
         assert nodes[0] == 0 and len(nodes) == r.accepted + 1
 
@@ -1136,14 +1143,16 @@ def test_a_tree_within_the_budget_and_the_context(n_new):
 def test_tree_drafter_takes_the_likeliest_children_in_order():
     target, draft = random_decoder(6, 3), random_decoder(6, 4)
     drafter = TreeDrafter(draft, TreeShape.branching([3, 2]))
-    drafter.reset(target, Sampler())
+    drafter.start(target, Sampler(), [0, 1])
     proposed = drafter.propose([0, 1], 9, None)
     ranked = lambda history, n: np.argsort(-draft._logits(history), kind="stable")[:n].tolist()  # noqa: E731
     assert proposed.tokens[:3] == ranked((0, 1), 3) and proposed.parents[:3] == [-1] * 3
     for node in range(3):
         below = [proposed.tokens[i] for i in proposed.children()[node]]
         assert below == ranked((0, 1, proposed.tokens[node]), 2)
-    assert draft.tokens == [0, 1] and not draft.pending, "between rounds it holds the sequence alone"
+    assert draft.length == 2, "between rounds it holds the sequence alone"
+    drafter.verified([0, 1, 5], [], None)
+    assert draft.tokens == [0, 1] and not draft.pending
 
 
 def test_sampled_siblings_differ_and_carry_the_q_they_were_drawn_from():
@@ -1151,10 +1160,10 @@ def test_sampled_siblings_differ_and_carry_the_q_they_were_drawn_from():
     sampler = Sampler(1.5, repetition_penalty=1.5)          # a penalty sees the tokens above in the tree
     drafter = TreeDrafter(draft, TreeShape.branching([3, 2]), sampler, sample=True)
     for seed in range(5):
-        drafter.reset(target, Sampler(1.0))
+        drafter.start(target, Sampler(1.0), [0, 1])
         proposed = drafter.propose([0, 1], 2, np.random.default_rng(seed))
         for node, children in proposed.children().items():
-            history = (0, 1) + tuple(proposed.path(node))
+            history = (0, 1) + tuple(tokens_to(proposed, node))
             q = sampler.probs(draft._logits(history), history)
             assert len({proposed.tokens[i] for i in children}) == len(children)
             for i in children:
@@ -1167,7 +1176,7 @@ def test_confident_tree_is_the_likeliest_paths():
     """Wide enough to see everything, it equals a sort of all paths by probability."""
     target, draft = random_decoder(4, 3), random_decoder(4, 4)
     drafter = ConfidentTreeDrafter(draft, 9, 3, width=64)
-    drafter.reset(target, Sampler())
+    drafter.start(target, Sampler(), [0, 1])
     proposed = drafter.propose([0, 1], 9, None)
     paths = {}
     for depth in (1, 2, 3):
@@ -1175,7 +1184,7 @@ def test_confident_tree_is_the_likeliest_paths():
             p = [Sampler(1.0).probs(draft._logits((0, 1) + path[:i]))[t] for i, t in enumerate(path)]
             paths[path] = np.prod(p)
     best = sorted(paths, key=lambda path: -paths[path])[:9]
-    assert {tuple(proposed.path(i)) for i in range(9)} == set(best)
+    assert {tuple(tokens_to(proposed, i)) for i in range(9)} == set(best)
 
 
 def test_confident_tree_keeps_to_its_nodes_depth_and_width():
@@ -1317,14 +1326,14 @@ def test_times_are_those_of_the_clock(monkeypatch):
     class Slow(FakeDecoder):
         def _note(self, name, argument):
             super()._note(name, argument)
-            now[0] += {"prefill": 100.0, "extend": 10.0, "rollback": 0.0}[name]
+            now[0] += {"prefill": 100.0, "send": 10.0, "rewind": 0.0, "commit": 0.0}[name]
 
     class Thinking(ScriptedDrafter):
         def propose(self, tokens, gamma, rng):
             now[0] += 1.0
             return super().propose(tokens, gamma, rng)
 
-        def kept(self, tokens):
+        def verified(self, tokens, path, hidden):
             now[0] += 0.5
 
     target = Slow(script(TEXT, V)._logits, V)
@@ -1370,8 +1379,8 @@ def test_the_candidates_of_a_tree_are_chosen_after_the_repetition_penalty():
 def test_a_long_prompt_is_prefilled_by_the_draft_too():
     """Its logits are read by nobody: at most one row of the prompt's is asked for."""
     lm, other = (TransformerLM(init_params(QCFG, seed), QCFG) for seed in (0, 0))
-    asked, extend = [], other.extend
-    other.extend = lambda tokens: (asked.append(len(tokens)), extend(tokens))[1]
+    asked, send = [], other.send
+    other.send = lambda tokens, parents=None: (asked.append(len(tokens)), send(tokens, parents))[1]
     prompt = np.arange(100) % QCFG.vocab_size
     assert speculative_generate(lm, ModelDrafter(other), prompt, 20, 3)[1].alpha == 1
     assert max(asked) <= 2
@@ -1396,8 +1405,8 @@ def test_a_prompt_is_one_sequence_of_whole_numbers(prompt):
 def test_greedy_decoding_refuses_nan_rows():
     """Plain and speculative greedy text would agree on a broken model's argmax of NaN."""
     target = script(TEXT, V)
-    extend = target.extend
-    target.extend = lambda tokens: np.where(np.arange(V) == 3, np.nan, extend(tokens))
+    send = target.send
+    target.send = lambda tokens, parents=None: np.where(np.arange(V) == 3, np.nan, send(tokens, parents))
     with pytest.raises(BadInput, match="NaN"):
         autoregressive_generate(target, PROMPT, 3)
     torch = pytest.importorskip("torch")
@@ -1409,7 +1418,8 @@ def test_greedy_decoding_refuses_nan_rows():
 def test_the_clock_waits_for_the_device():
     """Work that a device has only been asked for belongs to what asked for it: prefill, then verification."""
     target, order = script(TEXT, V), []
-    target.prefill = lambda tokens: (order.append("prefill"), target.extend(tokens))[1]
+    prefill = target.prefill
+    target.prefill = lambda tokens: (order.append("prefill"), prefill(tokens))[1]
     target.synchronize = lambda: order.append("synchronize")
     autoregressive_generate(target, PROMPT, 2)
     assert order == ["prefill", "synchronize", "synchronize", "synchronize"]
@@ -1435,20 +1445,3 @@ def test_accept_lengths_to_the_end_by_hand(widths):
             deep = min(len(widths), len(text) - 1 - i)
             expected.append(next((d for d in range(deep) if text[i + d] >= widths[d]), deep))
         assert accept_lengths_to_end(text, shape).tolist() == expected
-
-
-class Stuck:
-    """Its state cannot go back before token 5."""
-
-    length = 9
-
-    def rollback(self, length):
-        if 0 < length < 5:
-            raise BadInput("no past before 5")
-        self.length = length
-
-
-@pytest.mark.parametrize("asked, given", [(7, 7), (5, 5), (4, 0), (0, 0)])
-def test_a_state_that_cannot_go_back_so_far_begins_anew(asked, given):
-    model = Stuck()
-    assert go_back(model, asked) == model.length == given

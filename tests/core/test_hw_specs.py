@@ -99,8 +99,8 @@ def test_the_bandwidth_reading_counts_bytes(monkeypatch):
     """With a clock that steps 1 s per reading, the rate is the array's size in bytes per second."""
     ticks = iter(float(i) for i in range(10**6))
     monkeypatch.setattr(hw_specs.time, "perf_counter", lambda: next(ticks))
-    monkeypatch.setattr(hw_specs, "_last_level_cache", lambda: 1 << 20)
-    monkeypatch.setattr(hw_specs, "_cores", lambda: 1)
+    monkeypatch.setattr(hw_specs.host, "last_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(hw_specs.host, "cores", lambda: 1)
     found = measure_this_machine(1.0)
     assert found.bandwidth == 8 << 20
     assert found.peak() == 2 * 1024**3

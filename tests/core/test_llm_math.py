@@ -167,7 +167,7 @@ def test_unusable_configurations(config, message):
 
 
 def test_unusable_shapes_and_names():
-    with pytest.raises(BadInput, match="n_kv_heads of x is 3 but must divide 4"):
+    with pytest.raises(BadInput, match="n_kv_heads of x is 3 but must be a divisor of 4"):
         ModelShape("x", 2, 64, 4, 3, 16, 96, 100)
     with pytest.raises(BadInput, match="n_layers of x is 0"):
         ModelShape("x", 0, 64, 4, 2, 16, 96, 100)
@@ -244,7 +244,7 @@ def test_max_batch():
     (lambda: verify_time(LLAMA31_8B, H100, 1, 1, 1.5), "n is 1.5 but must be a whole number"),
     (lambda: verify_time(LLAMA31_8B, H100, 1, 1, 1, byte_efficiency=1.2), "byte_efficiency is 1.2"),
     (lambda: verify_time(LLAMA31_8B, H100, 1, 1, 1, -1e-3), "overhead is -0.001"),
-    (lambda: expected_tokens(1.3, 4), "alpha is 1.3 but must be a number of at least 0, at most 1"),
+    (lambda: expected_tokens(1.3, 4), "alpha is 1.3 but must be a number of at least 0 and at most 1"),
     (lambda: expected_tokens(float("nan"), 4), "alpha is nan"),
     (lambda: expected_tokens("high", 4), "alpha is 'high' but must be a number"),
     (lambda: expected_tokens(0.5, -1), "gamma is -1"),

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console import BadInput
-from decode_lab import PromptLookup, Sampler, SuffixLookup, autoregressive_generate, speculative_generate
+from decode_lab import Sampler, autoregressive_generate, speculative_generate
+from lab.drafters.lookup import PromptLookup, SuffixLookup
 from fakes import Counted, exact, outcomes, random_decoder, same_distribution, script, table_logits
 
 V = 16
@@ -15,6 +16,7 @@ quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 def looked_up(tokens, gamma=4, **options):
     drafter = SuffixLookup(**options)
+    drafter.start(None, None, tokens)
     draft = drafter.propose(tokens, gamma)
     assert draft.parents is None and draft.q == [None] * len(draft.tokens)
     assert draft.sources == ["suffix automaton"] * len(draft.tokens)
@@ -69,15 +71,12 @@ def slow(tokens, gamma, min_match, boundary):
        step=st.integers(1, 5))
 def test_the_automaton_equals_a_search(tokens, gamma, min_match, boundary, step):
     drafter = SuffixLookup(min_match, boundary)
-    drafter.reset(None, None)
+    drafter.start(None, None, tokens[:1])
     for n in range(1, len(tokens) + 1, step):                  # a sequence grows by one token or several
-        told = n % 2                                           # `kept` or `propose` may see it first
-        if told:
-            drafter.kept(tokens[:n])
-        matched = drafter.matched
+        drafter.verified(tokens[:n], [], None)
         expected, length = slow(tokens[:n], gamma, min_match, boundary)
+        assert drafter.matched == length, "a policy reads it before anything is proposed"
         assert drafter.propose(tokens[:n], gamma).tokens == expected
-        assert drafter.matched == length and (not told or matched == length)
 
 
 @pytest.mark.parametrize("tokens, options, expected, matched", [
@@ -118,25 +117,27 @@ def test_the_automaton_grows_by_at_most_two_states_a_token_and_reads_each_once()
     for tokens in (np.random.default_rng(0).integers(300, size=50_000).tolist(), [1, 2] * 2_000):
         tokens, drafter = Counted(tokens), SuffixLookup()
         Counted.reads = 0
+        drafter.start(None, None, tokens)
         drafter.propose(tokens, 5)
         assert Counted.reads <= len(tokens) + 5
         assert len(tokens) < len(drafter._next) < 2 * len(tokens)
         assert sum(map(len, drafter._next)) < 3 * len(tokens)
         tokens.extend([7, 8, 9])
         Counted.reads = 0
+        drafter.verified(tokens, [], None)
         drafter.propose(tokens, 5)
         assert Counted.reads <= 8
         Counted.reads = 0
 
 
-def test_reset_forgets_the_last_run():
+def test_a_start_forgets_the_last_run():
     drafter = SuffixLookup()
     speculative_generate(script([1, 2, 3] * 8, V), drafter, [1, 2, 3, 1, 2, 3], 9, 4)
     assert drafter.matched > 0
-    drafter.reset(None, None)
+    drafter.start(None, None, [4, 5, 6, 2])
     assert drafter.matched == 0
     assert drafter.propose([4, 5, 6, 2], 4).tokens == [], "2 is followed by 3 in the last run only"
-    drafter.reset(None, None)
+    drafter.start(None, None, [4, 2, 5, 8, 2])
     assert drafter.propose([4, 2, 5, 8, 2], 3).tokens == [5, 8, 2]
 
 
@@ -144,42 +145,51 @@ def test_reset_forgets_the_last_run():
 @quick
 @given(start=st.lists(st.integers(0, 2), min_size=1, max_size=8),
        rounds=st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 5), st.integers(0, 2),
-                                 st.booleans(), st.integers(1, 5)), max_size=8))
-def test_a_lookup_forgets_what_was_refused(make, start, rounds):
-    """In a cascade: asked behind a tentative text as it grows, then told the shorter one that was kept of it, whose
-    last token may differ; each proposal is that of a lookup that saw nothing else."""
+                                 st.booleans()), max_size=8))
+def test_a_lookup_grows_with_verified_tokens_only(make, start, rounds):
+    """In a cascade it is asked behind tentative text, then told what was verified: that alone it remembers."""
     used, tokens = make(), list(start)
-    used.reset(None, None)
-    for tentative, accepted, own, asked, step in rounds:
-        for n in range(0, len(tentative) + 1, step):
-            now = tokens + tentative[:n]
-            if asked:
-                used.propose(now, 3)
-            used.kept(now)
-        tokens += [*tentative[:min(accepted, n)], own]
-        used.kept(tokens)
+    used.start(None, None, start)
+    for tentative, accepted, own, asked in rounds:
         if asked:
-            assert_as_fresh(used, make, tokens)
-    assert_as_fresh(used, make, tokens)
+            for n in range(len(tentative) + 1):
+                used.propose(tokens + tentative[:n], 3)
+        tokens += [*tentative[:accepted], own]
+        used.verified(tokens, [], None)
+        assert_as_fresh(used, make, tokens)
 
 
 def assert_as_fresh(used, make, tokens):
     fresh = make()
-    fresh.reset(None, None)
+    fresh.start(None, None, tokens)
     assert used.propose(tokens, 4).tokens == fresh.propose(tokens, 4).tokens
     assert getattr(used, "matched", None) == getattr(fresh, "matched", None)
+
+
+@quick
+@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=20), tentative=st.lists(st.integers(0, 2), max_size=6))
+def test_behind_tentative_text_the_longest_suffix_found_in_verified_text_is_copied(text, tentative):
+    drafter = SuffixLookup()
+    drafter.start(None, None, text)
+    whole, past = text + tentative, text if tentative else text[:-1]
+    draft = drafter.propose(whole, 1).tokens
+    longest = next((n for n in range(len(whole), 0, -1) if ends(past, whole[-n:])), 0)
+    if longest == 0:
+        assert draft == []
+    else:
+        assert draft[0] in {whole[end] for end in ends(past, whole[-longest:])}
 
 
 @pytest.mark.parametrize("make", [SuffixLookup, PromptLookup])
 def test_a_refused_token_is_neither_copied_nor_missed(make):
     lookup = make()
-    lookup.reset(None, None)
+    lookup.start(None, None, [1, 2, 3])
     lookup.propose([1, 2, 3, 9, 1], 2)                         # behind a text whose 9 1 is tentative
-    lookup.kept([1, 2, 3, 7])                                  # 7 came instead, and nothing was asked for a while
-    lookup.kept([1, 2, 3, 7, 8, 5])
-    assert lookup.propose([1, 2, 3, 7, 8, 5, 3], 2).tokens == [7, 8], "what followed 3"
-    assert lookup.propose([1, 2, 3, 7, 8, 5, 3, 7], 2).tokens == [8, 5]
-    assert lookup.propose([1, 2, 3, 7, 8, 5, 3, 9], 2).tokens == [], "9 is no more"
+    lookup.verified([1, 2, 3, 7], [], None)                    # 7 came instead, and nothing was asked for a while
+    lookup.verified([1, 2, 3, 7, 8, 5], [], None)
+    for tokens, copied in (([1, 2, 3, 7, 8, 5, 3], [7, 8]), ([1, 2, 3, 7, 8, 5, 3, 7], [8, 5]),
+                           ([1, 2, 3, 7, 8, 5, 3, 9], [])):     # 9 is no more
+        assert lookup.propose(tokens, 2).tokens == copied
 
 
 def test_min_match_below_one_is_refused():
@@ -208,7 +218,7 @@ def test_greedy_output_is_that_of_plain_decoding(min_match, gamma):
 
 
 @pytest.mark.parametrize("min_match", [1, 2])
-def test_sampled_output_has_the_targets_distribution(monkeypatch, min_match):
+def test_sampled_output_has_the_targets_distribution(min_match):
     prompt, n_new, sampler, logits = [1, 0, 1, 2, 1, 0], 3, Sampler(0.9), table_logits(3, 4)
 
     def written(rng):
@@ -216,5 +226,5 @@ def test_sampled_output_has_the_targets_distribution(monkeypatch, min_match):
                                          sampler=sampler)
         return tuple(tokens[len(prompt):].tolist())
 
-    seen = outcomes(monkeypatch, written)
+    seen = outcomes(written)
     assert same_distribution(seen, exact(logits, sampler, prompt, n_new))

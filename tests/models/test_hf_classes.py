@@ -10,10 +10,12 @@ torch = pytest.importorskip("torch")
 
 import transformers
 
-import decode_lab as lab
+from decode_lab import Run, Sampler, autoregressive_generate, speculative_generate, tree_generate
+from lab.drafters.model import ModelDrafter
+from lab.drafters.trees import TreeDrafter, TreeShape
 import fakes
 from console import BadInput
-from lab.models import hf
+from lab.models.decoder import HFDecoder
 
 torch.set_num_threads(1)
 
@@ -60,7 +62,7 @@ def model(kind):
 
 @pytest.fixture(scope="module")
 def decoder(model):
-    return hf.HFDecoder(model)
+    return HFDecoder(model)
 
 
 @torch.inference_mode()
@@ -98,12 +100,12 @@ class Oracle:
     def __init__(self, tree):
         self.tree = tree
 
-    def reset(self, target, sampler):
+    def start(self, target, sampler, prompt):
         self.target = target
 
-    def kept(self, tokens):
+    def verified(self, tokens, path, hidden):
         """After each round: all layers hold the sequence but its last token, and no recorded past is left."""
-        assert self.target.length == len(tokens) - 1 and set(self.target.layer_lengths()) == {len(tokens) - 1}
+        assert self.target.length == len(tokens) - 1 and set(self.target.cache.lengths()) == {len(tokens) - 1}
         assert past(self.target) <= 0
 
     def propose(self, tokens, gamma, rng):
@@ -126,7 +128,7 @@ class Oracle:
 def past(decoder):
     """Most positions that a layer of the committed cache holds beyond what its next forward needs."""
     beyond = []
-    for layer in decoder.cache.layers:
+    for layer in decoder.cache.hf.layers:
         if hasattr(layer, "conv_states"):
             beyond += [state.shape[-1] - layer.conv_kernel_size[i] for i, state in layer.conv_states.items()]
         elif hasattr(layer, "sliding_window"):
@@ -144,13 +146,13 @@ def test_every_way_of_decoding_gives_the_greedy_text(how, kind, decoder, texts):
     for n_prompt, text in texts:
         prompt, drafter.text = text[:n_prompt], text
         if how == "plain":
-            out, run = lab.autoregressive_generate(decoder, prompt, N_NEW)
+            out, run = autoregressive_generate(decoder, prompt, N_NEW)
             drafter.target = decoder
-            drafter.kept(out)
+            drafter.verified(out, [], None)
         elif how == "chain":
-            out, run = lab.speculative_generate(decoder, drafter, prompt, N_NEW, gamma=4)
+            out, run = speculative_generate(decoder, drafter, prompt, N_NEW, gamma=4)
         else:
-            out, run = lab.tree_generate(decoder, drafter, prompt, N_NEW)
+            out, run = tree_generate(decoder, drafter, prompt, N_NEW)
         assert out.tolist() == text, (n_prompt, how)
         rounds += len(run.rounds)
     if how != "plain":
@@ -168,17 +170,17 @@ def test_plain_text_is_that_of_transformers_own_generate(model, texts):
 
 def test_a_model_drafts_for_itself_through_rejections_and_trees(kind, model, texts):
     """The draft's own cache, rolled back in turn: its weights are the target's, a little off."""
-    target, draft = hf.HFDecoder(model), hf.HFDecoder(noisy(model, 0.1))
-    shape = lab.TreeShape.branching((2, 2, 1))
-    for drafter, tree in ((lab.ModelDrafter(draft), False), (lab.TreeDrafter(draft, shape), True)):
+    target, draft = HFDecoder(model), HFDecoder(noisy(model, 0.1))
+    shape = TreeShape.branching((2, 2, 1))
+    for drafter, tree in ((ModelDrafter(draft), False), (TreeDrafter(draft, shape), True)):
         runs = []
         for n_prompt, text in texts[::20]:
             prompt = text[:n_prompt]
-            out, run = (lab.tree_generate(target, drafter, prompt, N_NEW) if tree else
-                        lab.speculative_generate(target, drafter, prompt, N_NEW, gamma=3))
+            out, run = (tree_generate(target, drafter, prompt, N_NEW) if tree else
+                        speculative_generate(target, drafter, prompt, N_NEW, gamma=3))
             assert out.tolist() == text
             runs.append(run)
-        assert 0 < lab.Run.pool(runs).alpha < 1
+        assert 0 < Run.pool(runs).alpha < 1
 
 
 def noisy(model, scale):
@@ -199,20 +201,20 @@ def test_sampled_output_has_the_target_s_distribution(kind, model, how, monkeypa
     """Summed over every way that the draws and the acceptance tests can fall, not sampled."""
     if kind == "Mistral":
         pytest.skip("the same cache as Llama's, and its trees go as those of the hybrids")
-    target, draft = hf.HFDecoder(model), hf.HFDecoder(noisy(model, 0.3))
-    prompt, sampler, n_new = [7, 8, 9, 10, 11][:CLASSES[kind][1] - 1], lab.Sampler(temperature=3.0, top_k=2), 3
+    target, draft = HFDecoder(model), HFDecoder(noisy(model, 0.3))
+    prompt, sampler, n_new = [7, 8, 9, 10, 11][:CLASSES[kind][1] - 1], Sampler(temperature=3.0, top_k=2), 3
 
     def run(rng):
         if how == "chain":
-            drafter = lab.ModelDrafter(draft)
-            out, _ = lab.speculative_generate(target, drafter, prompt, n_new, 2, rng=rng, sampler=sampler)
+            drafter = ModelDrafter(draft)
+            out, _ = speculative_generate(target, drafter, prompt, n_new, 2, rng=rng, sampler=sampler)
         else:
-            drafter = lab.TreeDrafter(draft, lab.TreeShape([(-1, 0), (-1, 1), (0, 0)]), sample=True)
-            out, _ = lab.tree_generate(target, drafter, prompt, n_new, rng=rng, sampler=sampler)
+            drafter = TreeDrafter(draft, TreeShape([(-1, 0), (-1, 1), (0, 0)]), sample=True)
+            out, _ = tree_generate(target, drafter, prompt, n_new, rng=rng, sampler=sampler)
         return tuple(out[len(prompt):].tolist())
 
     wanted = fakes.exact(lambda history: rows_of(model, [history])[0, -1], sampler, prompt, n_new)
-    found = fakes.outcomes(monkeypatch, run)
+    found = fakes.outcomes(run)
     assert len(wanted) == 8 and fakes.same_distribution(found, wanted, 1e-4)
 
 
@@ -230,56 +232,80 @@ def test_a_node_s_row_is_that_of_its_path_and_keep_commits_it(kind, model, decod
     rng = np.random.default_rng(n_prompt)
     prompt, nodes, later = rng.integers(3, V, n_prompt), rng.integers(3, V, len(PARENTS)), rng.integers(3, V, 3)
     for leaf in (0, 6, 8):
-        decoder.rollback(0)
+        decoder.rewind(0)
         if n_prompt:
-            decoder.extend(prompt)
-        before = decoder.layer_lengths()
-        rows = torch.cat([decoder.extend_tree(nodes[:4], PARENTS[:4]), decoder.extend_tree(nodes[4:], PARENTS[4:])])
+            decoder.prefill(prompt)
+        before = decoder.cache.lengths()
+        rows = torch.cat([decoder.send(nodes[:4], PARENTS[:4]), decoder.send(nodes[4:], PARENTS[4:])])
         if decoder.tree_as_paths:
-            assert decoder.layer_lengths() == before            # the cache itself is as it was until `keep`
+            assert decoder.cache.lengths() == before            # the cache itself is as it was until the commit
         assert decoder.hidden.shape == (5, 16)
         head = model.get_output_embeddings().weight.detach()
         np.testing.assert_allclose(decoder.hidden @ head.T, rows[4:], atol=1e-4)
         for i in range(len(PARENTS)):
             np.testing.assert_allclose(rows[i], rows_of(model, [[*prompt, *nodes[path(i)]]])[0, -1], atol=1e-4)
-        decoder.keep(path(leaf))
-        assert decoder.length == n_prompt + len(path(leaf)) and past(decoder) <= 0
+        decoder.commit(path(leaf))
+        assert decoder.length == decoder.committed == n_prompt + len(path(leaf)) and past(decoder) <= 0
         sequence = [*prompt, *nodes[path(leaf)], *later]
-        np.testing.assert_allclose(decoder.extend(later), rows_of(model, [sequence])[0, -3:], atol=1e-4)
+        np.testing.assert_allclose(decoder.send(later), rows_of(model, [sequence])[0, -3:], atol=1e-4)
 
 
-def test_a_tree_that_is_dropped_leaves_no_trace(model, decoder):
+@pytest.mark.parametrize("forget", ["rewind", "commit nothing"])
+def test_a_tree_that_is_dropped_leaves_no_trace(model, decoder, forget):
     prompt = list(range(5, 14))
-    decoder.rollback(0)
-    decoder.extend(prompt)
-    decoder.extend_tree([20, 21, 22], [-1, 0, 0])
-    decoder.rollback(9)
-    decoder.extend([30, 31])
-    decoder.rollback(10)
-    np.testing.assert_allclose(decoder.extend([40, 41]), rows_of(model, [[*prompt, 30, 40, 41]])[0, -2:], atol=1e-4)
+    decoder.rewind(0)
+    decoder.prefill(prompt)
+    decoder.send([20, 21, 22], [-1, 0, 0])
+    decoder.rewind(9) if forget == "rewind" else decoder.commit([])
+    decoder.send([30, 31])
+    decoder.rewind(10)
+    np.testing.assert_allclose(decoder.send([40, 41]), rows_of(model, [[*prompt, 30, 40, 41]])[0, -2:], atol=1e-4)
+
+
+def test_a_tree_behind_a_chain_that_is_not_committed(model, decoder):
+    """The tree goes, in two parts; the chain stays, and goes on."""
+    decoder.rewind(0)
+    decoder.prefill(list(range(5, 12)))
+    decoder.send([20, 21])
+    rows = decoder.send([22, 23, 24], [1, 1, 2])
+    for i, tail in enumerate(([22], [23], [22, 24])):
+        wanted = rows_of(model, [[*range(5, 12), 20, 21, *tail]])[0, -1]
+        np.testing.assert_allclose(rows[i], wanted, atol=1e-4)
+    decoder.rewind(11)
+    decoder.rewind(9)
+    assert decoder.committed == 7 and decoder.length == 9
+    np.testing.assert_allclose(decoder.send([25])[0], rows_of(model, [[*range(5, 12), 20, 21, 25]])[0, -1], atol=1e-4)
+    decoder.commit([0, 1])
+    np.testing.assert_allclose(decoder.send([26])[0], rows_of(model, [[*range(5, 12), 20, 21, 26]])[0, -1], atol=1e-4)
+    assert decoder.length == 10
 
 
 def test_which_models_send_trees_as_paths(kind, decoder):
-    assert decoder.supports_tree and decoder.tree_as_paths == (kind in AS_PATHS)
-    decoder.rollback(0)
-    decoder.extend([5, 6])
-    full = [type(layer).__name__ for layer in decoder.cache.layers if hasattr(layer, "keys")
+    assert decoder.tree_as_paths == (kind in AS_PATHS)
+    decoder.rewind(0)
+    decoder.prefill([5, 6])
+    full = [type(layer).__name__ for layer in decoder.cache.hf.layers if hasattr(layer, "keys")
             and not hasattr(layer, "sliding_window")]
     assert set(full) == {"GrowingLayer"}
 
 
 def test_what_was_committed_cannot_be_taken_back_where_a_layer_has_a_state(kind, model, decoder):
-    decoder.rollback(0)
-    decoder.extend(list(range(5, 15)))
-    decoder.rollback(8)                                         # 8 tokens are committed
-    decoder.extend([20, 21])
+    decoder.rewind(0)
+    decoder.prefill(list(range(5, 13)))
+    decoder.send([20, 21])
+    assert decoder.rewind_floor == (8 if kind in HYBRID else 0)
     if kind in HYBRID:
-        with pytest.raises(BadInput, match="cannot roll back to 7 tokens: 8 are committed"):
-            decoder.rollback(7)
-    decoder.rollback(8)
-    np.testing.assert_allclose(decoder.extend([30])[0], rows_of(model, [[*range(5, 13), 30]])[0, -1], atol=1e-4)
-    decoder.rollback(0)
-    np.testing.assert_allclose(decoder.extend([9])[0], rows_of(model, [[9]])[0, -1], atol=1e-4)
+        with pytest.raises(BadInput, match="cannot rewind to 7"):
+            decoder.rewind(7)
+        assert decoder.length == 10
+    decoder.rewind(8)
+    np.testing.assert_allclose(decoder.send([30])[0], rows_of(model, [[*range(5, 13), 30]])[0, -1], atol=1e-4)
+    if kind not in HYBRID:
+        decoder.rewind(6)
+        assert decoder.committed == decoder.length == 6
+        np.testing.assert_allclose(decoder.send([31])[0], rows_of(model, [[*range(5, 11), 31]])[0, -1], atol=1e-4)
+    decoder.rewind(0)
+    np.testing.assert_allclose(decoder.send([9])[0], rows_of(model, [[9]])[0, -1], atol=1e-4)
 
 
 def test_a_recurrent_state_is_refused_whatever_the_class_says(monkeypatch):
@@ -293,4 +319,4 @@ def test_a_recurrent_state_is_refused_whatever_the_class_says(monkeypatch):
     for stateful in (True, False):
         monkeypatch.setattr(type(model), "_is_stateful", stateful)
         with pytest.raises(BadInput, match="Qwen3NextForCausalLM.* recurrent state"):
-            hf.HFDecoder(model, name="it")
+            HFDecoder(model, name="it")

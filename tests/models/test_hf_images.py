@@ -16,12 +16,15 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-import decode_lab as lab
+from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate
 import fakes
 from console import BadInput
-from lab.chat import conversation as chat
-from lab.models import hf
-from lab.measure.replay import KeptPrefix
+from lab.chat.check import compared
+from lab.chat.command import run as run_chat
+from lab.measure import divergence
+from lab.models import loading
+from lab.models.decoder import HFDecoder
+from lab.models.kept_prefix import KeptPrefix
 
 torch.set_num_threads(1)
 if not hasattr(transformers, "Lfm3VlForConditionalGeneration"):
@@ -77,12 +80,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoder(folder):
-    return hf.load(folder)
+    return loading.load(folder)
 
 
 def inputs(decoder, folder, *names):
     images = [Image.open(folder.parent / f"{name}.png") for name in names]
-    return dict(decoder.image_processor(images=images, return_tensors="pt"))
+    return dict(decoder.images.processor(images=images, return_tensors="pt"))
 
 
 @torch.inference_mode()
@@ -92,7 +95,7 @@ def direct(decoder, ids, **images):
 
 
 def shown(decoder, folder, *names):
-    decoder.rollback(0)
+    decoder.rewind(0)
     turns = [{"role": "user", "content": [{"type": "image"}] * len(names) + [{"type": "text", "text": "what?"}]}]
     return decoder.show(decoder.encode(decoder.render(turns)), [decoder.see(folder.parent / f"{n}.png") for n in names])
 
@@ -101,7 +104,7 @@ def test_an_image_takes_the_place_that_transformers_processor_gives_it(decoder, 
     """The processor's own rule; the class as a whole needs a package for videos that the lab does without."""
     from transformers.models.lfm3_vl.processing_lfm3_vl import Lfm3VlProcessor
     ids = shown(decoder, folder, "a", "c")
-    own = SimpleNamespace(image_processor=decoder.image_processor, image_token="<|image_pad|>")
+    own = SimpleNamespace(image_processor=decoder.images.processor, image_token="<|image_pad|>")
     text = decoder.render([{"role": "user", "content": [{"type": "image"}, *QUESTION[0]["content"]]}])
     for i in range(2):
         pads = Lfm3VlProcessor.replace_image_token(own, inputs(decoder, folder, "a", "c"), i)
@@ -114,24 +117,23 @@ def test_logits_behind_images_are_those_of_transformers(decoder, folder, step):
     ids = shown(decoder, folder, "a", "c")
     wanted = direct(decoder, ids, **inputs(decoder, folder, "a", "c"))
     assert abs(wanted - direct(decoder, ids)).max() > 0.1       # the images matter
-    rows = np.concatenate([decoder.extend(ids[i:i + step]) for i in range(0, len(ids), step)])
+    rows = np.concatenate([decoder.send(ids[i:i + step]) for i in range(0, len(ids), step)])
     np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
     head = decoder.model.get_output_embeddings()
     np.testing.assert_allclose(head(decoder.hidden[-1]).detach(), wanted[-1], rtol=0, atol=1e-4)
 
 
-def test_a_rollback_into_an_image_and_on_again(decoder, folder):
+def test_a_rewind_into_an_image_and_on_again(decoder, folder):
     ids = shown(decoder, folder, "a")
     wanted = direct(decoder, ids, **inputs(decoder, folder, "a"))
-    decoder.extend(ids)
     for length in (len(ids) - 2, ids.index(PAD) + 4, 2):
-        decoder.rollback(0)
-        decoder.extend(ids)
-        decoder.rollback(length)
-        np.testing.assert_allclose(decoder.extend(ids[length:]), wanted[length:], rtol=0, atol=1e-4)
-    decoder.rollback(0)
+        decoder.rewind(0)
+        decoder.send(ids)
+        decoder.rewind(length)
+        np.testing.assert_allclose(decoder.send(ids[length:]), wanted[length:], rtol=0, atol=1e-4)
+    decoder.rewind(0)
     other = [9 if t == PAD else t for t in ids]                 # no image where the text has none
-    np.testing.assert_allclose(decoder.extend(other), direct(decoder, other), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(decoder.send(other), direct(decoder, other), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("how", ["plain", "chain", "tree"])
@@ -143,9 +145,9 @@ def test_greedy_text_about_an_image_is_that_of_generate(decoder, folder, how):
                                         do_sample=False, **inputs(decoder, folder, "a"))[0].tolist()
     drafter = fakes.from_text(wanted, wrong={len(ids) + 3, len(ids) + 8}, vocab_size=decoder.vocab_size)
     if how == "plain":
-        out, run = lab.autoregressive_generate(decoder, ids, 16, eos=decoder.eos)
+        out, run = autoregressive_generate(decoder, ids, 16, eos=decoder.eos)
     elif how == "chain":
-        out, run = lab.speculative_generate(decoder, drafter, ids, 16, 4, eos=decoder.eos)
+        out, run = speculative_generate(decoder, drafter, ids, 16, 4, eos=decoder.eos)
         assert run.accepted > 5
     else:
         plan = drafter.plan
@@ -154,7 +156,7 @@ def test_greedy_text_about_an_image_is_that_of_generate(decoder, folder, how):
             chain = plan(tokens, min(gamma, 3))
             return fakes.tree([*chain, 7], [*range(-1, len(chain) - 1), -1])
 
-        out, run = lab.tree_generate(decoder, fakes.ScriptedDrafter(branching), ids, 16, eos=decoder.eos)
+        out, run = tree_generate(decoder, fakes.ScriptedDrafter(branching), ids, 16, eos=decoder.eos)
         assert run.accepted > 5
     assert out.tolist() == wanted
 
@@ -166,19 +168,20 @@ def test_another_image_in_the_same_place_is_not_taken_for_the_first(decoder, fol
         rows = decoder.see(folder.parent / f"{name}.png")
         ids = kept.show(decoder.encode(decoder.render(QUESTION)), [rows])
         assert kept.shared(ids) == 0
-        out, _ = lab.autoregressive_generate(kept, ids, 8)
-        kept.rollback(0)
+        out, _ = autoregressive_generate(kept, ids, 8)
+        kept.rewind(0)
         kept.prefill(ids[:-1])
-        np.testing.assert_allclose(kept.extend(ids[-1:])[0], direct(decoder, ids, **inputs(decoder, folder, name))[-1],
+        np.testing.assert_allclose(kept.send(ids[-1:])[0], direct(decoder, ids, **inputs(decoder, folder, name))[-1],
                                    rtol=0, atol=1e-4)
+        kept.commit([0])
         # More text behind keeps the image, also in the cache.
         more = [*out.tolist(), *kept.show([5, 9, 10], at=len(out))]
-        kept.rollback(0)
+        kept.rewind(0)
         kept.prefill(more)
         assert kept.sent == len(more) - len(ids)
         wanted = direct(decoder, more[:len(ids)] + [9] * 3, **inputs(decoder, folder, name))
-        kept.rollback(0)
-        np.testing.assert_allclose(kept.extend(more[:len(ids)] + [9] * 3), wanted, rtol=0, atol=1e-4)
+        kept.rewind(0)
+        np.testing.assert_allclose(kept.send(more[:len(ids)] + [9] * 3), wanted, rtol=0, atol=1e-4)
 
 
 def test_misuse_is_one_sentence(decoder, folder, tmp_path):
@@ -196,15 +199,15 @@ def test_misuse_is_one_sentence(decoder, folder, tmp_path):
     text = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
     with pytest.raises(BadInput, match="small reads text only"):
-        hf.HFDecoder(text, name="small").see(place / "a.png")
+        HFDecoder(text, name="small").see(place / "a.png")
 
 
 def test_without_an_image_processor_text_goes_on_and_an_image_is_refused(folder, tmp_path):
     for file in folder.iterdir():
         if file.name != "preprocessor_config.json":
             os.link(file, tmp_path / file.name)
-    decoder = hf.load(tmp_path)
-    assert len(lab.autoregressive_generate(decoder, [9, 10, 11], 3)[0]) == 6
+    decoder = loading.load(tmp_path)
+    assert len(autoregressive_generate(decoder, [9, 10, 11], 3)[0]) == 6
     with pytest.raises(BadInput, match="has no image processor"):
         decoder.see(folder.parent / "a.png")
 
@@ -216,28 +219,28 @@ def test_a_template_that_refuses_is_one_sentence(decoder, monkeypatch):
 
 
 def test_a_divergence_is_told_with_its_margin_after_the_penalty(decoder):
-    sampler = lab.Sampler(repetition_penalty=1.5)
-    plain = lab.autoregressive_generate(decoder, [9, 10, 11], 6, sampler=sampler)[0].tolist()
+    sampler = Sampler(repetition_penalty=1.5)
+    plain = autoregressive_generate(decoder, [9, 10, 11], 6, sampler=sampler)[0].tolist()
     row = sampler.penalised(direct(decoder, plain[:6])[-1], plain[:6])
     for token in (plain[4] + 1, plain[4]):                      # one that the penalty does not touch, one that it does
         other = [*plain[:6], token]
-        found = hf.explain_divergence(decoder, plain, other, sampler)
+        found = divergence.explain_divergence(decoder, plain, other, sampler)
         assert found.position == 6 and abs(found.margin - (row[plain[6]] - row[token])) < 1e-4 and not found.explained
-        sentence, bug = chat.compared(decoder, plain, other, 3, sampler)
+        sentence, bug = compared(decoder, plain, other, 3, sampler)
         assert bug and "from token 4 of the answer on, " in sentence and sentence.endswith("a bug.")
         assert f"{found.margin:.2g} apart" in sentence and "float32" in sentence
-    assert chat.compared(decoder, plain, plain, 3, sampler) == ("plain decoding writes the same 6 tokens.", False)
+    assert compared(decoder, plain, plain, 3, sampler) == ("plain decoding writes the same 6 tokens.", False)
 
 
 def test_a_chat_about_an_image(folder, monkeypatch, capsys):
     """A hybrid over two turns: the second reads only what is new, and both write what plain decoding does."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("what?\nand now?\n"))
     flags = ["--target", str(folder), "--max-new-tokens", "24", "--image", str(folder.parent / "a.png")]
-    assert chat.run([*flags, "--check"]) == 0
+    assert run_chat([*flags, "--check"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("plain decoding writes the same") == 2
     read = [(int(new), int(whole)) for new, whole in re.findall(r"(\d+) of the prompt's (\d+) read", out)]
     assert read[0][0] == read[0][1] and 10 < read[1][0] < 60 < read[1][1]
     with pytest.raises(BadInput, match='text.png" cannot be read as an image'):
-        chat.run([*flags[:-1], str(folder.parent / "text.png"), "--text", "what?"])
+        run_chat([*flags[:-1], str(folder.parent / "text.png"), "--text", "what?"])
     assert capsys.readouterr().out == ""

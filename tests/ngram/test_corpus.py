@@ -1,7 +1,6 @@
-"""lab/corpus.py: what is read of files and folders, what is said of the rest, and the tokens that come of it."""
+"""lab/ngram/corpus.py: what is read of files and folders, what is said of the rest, and the tokens that come of it."""
 
 import gzip
-import itertools
 import json
 import os
 import tracemalloc
@@ -13,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console import BadInput
-from lab.ngram import corpus as module
 from lab import toy
-from lab.ngram.corpus import Corpus, Piece, token_chunks, tokenizer
+from lab.ngram import corpus as module, files
+from lab.ngram.corpus import Corpus, Piece
 from lab.ngram.counting import BREAK
+from lab.ngram.tokens import token_chunks, tokenizer
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 RECORDS = [{"title": "one", "meta": {"tags": ["two", 3, None, ["three"]], "": ""}}, "four", ["five é\n"], {"n": 6}]
@@ -103,7 +103,7 @@ def test_a_long_json_text_gives_the_strings_that_parsing_gives(tmp_path_factory,
 
 
 def test_json_above_the_limit_is_read_string_by_string(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 64)
+    monkeypatch.setattr(files, "BLOCK", 64)
     for indent in (None, 1):
         path = write(tmp_path / "a.json", json.dumps({"data": RECORDS * 20}, indent=indent))
         texts, report = read([path], limit=200)
@@ -162,14 +162,55 @@ def test_what_cannot_be_used_is_counted_and_named_and_the_rest_is_read(tmp_path)
     assert len(said) == 6 and not any("good.txt" in sentence for sentence in said)
 
 
-def test_a_line_above_the_limit_is_left_out_and_named(tmp_path):
+def wide(data, log):
+    """A frame of zstd whose header asks for a window of 2**log bytes, as `zstd --long` writes it."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    frame = bytearray(packer.compress(data) + packer.flush())
+    assert not frame[4] & 0x20                                 # no single segment: a window follows
+    frame[5] = (log - 10) << 3
+    return bytes(frame)
+
+
+def test_wide_windows_of_zstd_are_read_up_to_the_widest_that_zstd_writes(tmp_path):
+    for log in (27, 28, 31):
+        (tmp_path / f"{log}.txt.zst").write_bytes(wide(f"window {log}".encode(), log))
+    (tmp_path / "32.txt.zst").write_bytes(wide(b"too wide", 32))
+    texts, report = read(tmp_path)
+    assert texts == ["window 27", "window 28", "window 31"] and problems(report) == {"wide window": (1, 1)}
+    assert report.told() == [("1 file (compressed with a window above 2.15 GB, left out):",
+                              [str(tmp_path / "32.txt.zst")])]
+
+
+@pytest.mark.parametrize("pack", PACK)
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_utf_16_and_32_with_a_mark_are_read(tmp_path, monkeypatch, encoding, pack):
+    monkeypatch.setattr(files, "BLOCK", 13)
+    text = "caf\u00e9 \U0001f600\nlines\n" * 50
+    path = write(tmp_path / "a.txt", ("\ufeff" + text).encode(encoding), pack)
+    texts, report = read(path)
+    assert texts == [text] and report.problems == {}
+    path = write(tmp_path / "b.jsonl", ("\ufeff" + lines(RECORDS).replace("\n", "\r\n")).encode(encoding), pack)
+    assert read(path)[0] == STRINGS
+    path = write(tmp_path / "c.json", ("\ufeff" + json.dumps(RECORDS, indent=1)).encode(encoding), pack)
+    assert read(path)[0] == STRINGS
+
+
+def test_what_is_no_character_in_utf_16_is_replaced_and_counted(tmp_path):
+    half, cut = "a\ud83db".encode("utf-16", "surrogatepass"), "ab".encode("utf-16")[:-1]
+    for data, text in ((half, "a\ufffdb"), (cut, "a\ufffd")):
+        texts, report = read(write(tmp_path / "a.txt", data))
+        assert texts == [text] and problems(report) == {"bad bytes": (1, 1)}
+    texts, report = read(write(tmp_path / "b.txt", "\ufeff".encode("utf-16-le")))
+    assert texts == [] and problems(report) == {"no text": (1, 1)}
+    texts, report = read(write(tmp_path / "c.txt", "no mark".encode("utf-16-le")))
+    assert texts == [] and problems(report) == {"binary": (1, 1)}
+
+
+def test_a_line_above_the_limit_is_left_out_and_named(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", lines(["first", "x" * 300, "y" * 98, "z" * 99, "last", "w" * 400]).rstrip("\n"))
     for block in (7, 1 << 20):
-        module_block, module.BLOCK = module.BLOCK, block
-        try:
-            texts, report = read([path], limit=100)
-        finally:
-            module.BLOCK = module_block
+        monkeypatch.setattr(files, "BLOCK", block)
+        texts, report = read([path], limit=100)
         assert texts == ["first", "y" * 98, "last"]
         assert problems(report) == {"too long": (1, 3)} and report.told()[0][1] == [f"{path} (line 2)"]
 
@@ -249,23 +290,13 @@ def test_paths_that_are_not_there_get_one_sentence_before_anything_is_read(tmp_p
         Corpus(paths)
 
 
-# ------------------------------------------------------------------------------------------------------- tokens
+# -------------------------------------------------------------------------------------------------------- cuts
 
 
 def ids(texts, **options):
     chunks = list(token_chunks(texts, tokenizer().encode_batch, **options))
     assert all(chunk.dtype == np.uint32 and chunk.ndim == 1 for chunk in chunks)
     return [int(token) for chunk in chunks for token in chunk]
-
-
-def test_a_break_stands_after_every_text_whatever_the_batches():
-    texts = ["def f(x):\n", "", "return", "a<|end|>b"]
-    expected = list(itertools.chain(*([*toy.encode(text), BREAK] for text in texts)))
-    for batch in (1, 10, 1 << 20):
-        assert ids(texts, batch=batch) == expected
-    assert ids([Piece("def f"), Piece("(x"), ")", "b"]) == [
-        *toy.encode("def f"), *toy.encode("(x"), *toy.encode(")"), BREAK, *toy.encode("b"), BREAK]
-    assert ids([]) == []
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
@@ -299,62 +330,3 @@ def test_the_share_that_was_read_rises_to_one(tmp_path):
     corpus = Corpus(tmp_path)
     shares = [corpus.share for _ in corpus]
     assert shares == sorted(shares) and len(set(shares)) > 6 and shares[-1] > 0.6 and corpus.share == 1.0
-
-
-# --------------------------------------------------------------------------------------------------- tokenizers
-
-
-def test_the_toy_tokenizer():
-    codec = tokenizer("toy")
-    assert codec.fingerprint == toy.load("small").tokenizer and codec.vocab_size == toy.load("small").vocab_size
-    assert codec.encode_batch(["def f", ""]) == [toy.encode("def f"), []] and codec.decode(toy.encode("def")) == "def"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A model's folder, with the toy's tokenizer in transformers' form, cut at 4 tokens as some of them come."""
-    transformers = pytest.importorskip("transformers")
-    codec = transformers.PreTrainedTokenizerFast(tokenizer_object=toy.tokenizer(), bos_token="<|end|>")
-    codec.backend_tokenizer.enable_truncation(4)
-    codec.backend_tokenizer.enable_padding(length=9)
-    codec.save_pretrained(tmp_path)
-    codec.backend_tokenizer.no_truncation()
-    codec.backend_tokenizer.no_padding()
-    transformers.LlamaConfig().save_pretrained(tmp_path)
-    return tmp_path
-
-
-def test_the_tokenizer_of_a_model_is_loaded_without_its_weights(folder):
-    from lab.models import hf
-    codec, theirs = tokenizer(str(folder)), hf.load_tokenizer(str(folder))
-    text = "def f(x):\n    return x + 12345\n"
-    assert codec.encode_batch([text, "a"]) == [toy.encode(text), toy.encode("a")]
-    assert codec.fingerprint == hf.fingerprint(theirs) and codec.vocab_size == max(theirs.get_vocab().values()) + 1
-    assert codec.decode(toy.encode(text)) == text
-
-
-def test_a_slow_tokenizer_works_too(folder):
-    from lab.models import hf
-    theirs = hf.load_tokenizer(str(folder))
-
-    class Slow:
-        is_fast = False
-        get_vocab, decode = theirs.get_vocab, theirs.decode
-
-        def __call__(self, texts, add_special_tokens, verbose):
-            assert not add_special_tokens
-            return {"input_ids": [toy.encode(text) for text in texts]}
-
-    assert module.of_model(Slow()).encode_batch(["def f", "a"]) == [toy.encode("def f"), toy.encode("a")]
-
-
-def test_a_model_without_a_tokenizer_gets_one_sentence(tmp_path):
-    pytest.importorskip("transformers")
-    write(tmp_path / "config.json", '{"model_type": "llama"}')
-    write(tmp_path / "other" / "cut.gguf", "GGUF")
-    for name in (tmp_path, tmp_path / "other" / "cut.gguf"):
-        with pytest.raises(BadInput, match="no tokenizer that transformers loads") as caught:
-            tokenizer(str(name))
-        assert "\n" not in str(caught.value)
-    with pytest.raises(BadInput, match="there is no model"):
-        tokenizer("nonsense")

@@ -11,7 +11,7 @@ import pytest
 from console import BadInput
 from decode_lab import autoregressive_generate
 from lab import toy
-from lab.toy.transformer import init_params
+from lab.toy.transformer import TransformerLM, init_params
 
 LOGS = {name: [json.loads(line) for line in (toy.WEIGHTS / f"{name}.log.jsonl").read_text().splitlines()]
         for name in toy.NAMES}
@@ -73,12 +73,12 @@ def test_bigger_models_predict_held_out_text_better_and_random_ones_do_not():
         loss = [held_out_loss(toy.load(name), kind) for name in ("small", "medium", "large")]
         assert loss[0] > loss[1] > loss[2]
     lm = toy.load("large")
-    random = type(lm)(init_params(lm.config, 0), lm.config)
+    random = TransformerLM(init_params(lm.config, 0), lm.config)
     assert held_out_loss(random, "code") > np.log(lm.vocab_size) - 0.5
 
 
 def test_truncation_is_better_where_it_was_trained(train):
-    from lab.toy.transformer import TransformerLM, config_like, truncate
+    from lab.toy.transformer import config_like, truncate
     for k in (1, 2, 3):
         plain, trained = (TransformerLM(truncate(params, k), config_like(config, n_layers=k))
                           for params, config in (toy.load_params("large"), toy.load_params("large-exit")))

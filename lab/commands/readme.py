@@ -1,0 +1,158 @@
+"""Keeps README.md true: `make readme` writes what the commands named in it print, and its picture, again.
+
+A block that begins with a comment `<!-- output: COMMAND -->` holds the output of that command in a code block, up to
+`<!-- end -->`; after `| from: TEXT`, only the part that begins with a line of that text and ends at a blank line.
+`<!-- demos -->` holds the table of demos, read from their first cells; `<!-- records: results/*.json -->` tables of
+the records that match, as `make gpu` leaves them. The picture is a figure of a demo; the values that
+it was drawn from are fingerprinted in the file, and a test compares the fingerprint with the demo's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import console
+from lab.__main__ import demos
+from lab.support.files import replacing
+
+ROOT = Path(__file__).resolve().parents[2]
+README, PICTURE = ROOT / "README.md", ROOT / "docs" / "speedup.png"
+PICTURE_OF = ROOT / "lab" / "05_spec_decode_on_hardware.py"
+
+
+def output_of(command: str) -> str:
+    """What `python …` prints in a pipe, 80 columns, without the progress of anything."""
+    words = shlex.split(command)
+    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
+                          env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"})
+    if done.returncode:
+        raise SystemExit(f"{command} failed: {done.stderr}")
+    return done.stdout
+
+
+def part(text: str, beginning: str) -> str:
+    """The first line that begins so, and what follows up to a blank line."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(beginning))
+    end = next((i for i in range(start + 1, len(lines)) if not lines[i].strip()), len(lines))
+    return "\n".join(lines[start:end])
+
+
+def table_of_demos() -> str:
+    rows = ["| demo | question | what you will see | takes |", "|---|---|---|---|"]
+    for path in demos().values():
+        card = console.demo_card(path)
+        rows.append(f"| [{path.name}](lab/{path.name}) | {card['question']} | {card['watch']} | {card['takes']} |")
+    return "\n".join(rows)
+
+
+def table_of_records(pattern: str) -> str:
+    """Markdown tables of the records of demos 14 and 15 whose files match a pattern: what each read, as its run showed.
+
+    One table per demo that has records; where there is none at all, the sentence that says so.
+    """
+    rows: dict[str, list] = {demo: [] for demo in SUMMARIES}
+    for path in sorted(ROOT.glob(pattern)):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["demo"] in SUMMARIES:
+            said, host = record["assumptions"], record["host"]
+            machine = f"[{host.get('gpu', host['cpu'])}]({path.relative_to(ROOT).as_posix()})"
+            target = f"{said['random_weights']}, random weights" if said["random_weights"] else said["target"]
+            rows[record["demo"]].append([machine, target, said["dtype"], *SUMMARIES[record["demo"]][1](record)])
+    if not any(rows.values()):
+        return ("The table of GPUs is still to be measured: `make gpu` on a machine with a CUDA device makes its "
+                "records.")
+    tables = [[["GPU", "target", "dtype", *SUMMARIES[demo][0]], ["---"] * (3 + len(SUMMARIES[demo][0])), *found]
+              for demo, found in rows.items() if found]
+    return "\n\n".join("\n".join("| " + " | ".join(row) + " |" for row in table) for table in tables)
+
+
+READINGS = ("read bandwidth", "ceiling, tokens/s", "plain decoding, tokens/s", "share of the ceiling")
+COSTS = (5, 9, 33)  # tokens sent in one forward
+
+
+def _of_14(record: dict) -> list[str]:
+    readings = dict(_table(record, "plain")["rows"])
+    over_one = {row["n"]: row["over one"] for row in _rows(record, "forward-times")}
+    return [*[readings[name] for name in READINGS], *[f"{over_one[n]:.2f}" if n in over_one else "-" for n in COSTS]]
+
+
+def _of_15(record: dict) -> list[str]:
+    """Tokens per second are those on the open question. A speedup of random weights means nothing, and is left out."""
+    speed = {(row["method"], row["kernels"]): f"{row['tokens /s']:.1f}" for row in _rows(record, "rivals-open")}
+    timed = _rows(record, "speedups")
+    best = max(timed, key=lambda row: row["speedup"])
+    return [speed["plain", "packed"], speed["generate", "loaded"],
+            "-" if record["assumptions"]["random_weights"] else f"{best['method']}: {best['speedup']:.2f}",
+            ", ".join(f"{row['draft']} {row['c measured']:.2f}" for row in _rows(record, "step-costs"))]
+
+
+# demo: (what its table shows of a record, beside GPU, target and dtype; the function that reads it)
+SUMMARIES = {"14": ([*READINGS, *[f"{n} tokens over one" for n in COSTS]], _of_14),
+             "15": (["plain decoding, tokens/s", "transformers' `generate`, tokens/s", "best speedup", "c of drafts"],
+                    _of_15)}
+
+
+def _table(record: dict, id: str) -> dict:
+    """The table of this id."""
+    found, = [table for table in record["tables"] if table["id"] == id]
+    return found
+
+
+def _rows(record: dict, id: str) -> list[dict]:
+    """The rows of that table, as {column: cell}."""
+    found = _table(record, id)
+    return [dict(zip(found["columns"], row)) for row in found["rows"]]
+
+
+def refreshed(text: str) -> str:
+    """README text with every generated block made anew."""
+    def block(match):
+        command, _, beginning = match.group(1).partition(" | from: ")
+        shown = output_of(command)
+        shown = part(shown, beginning) if beginning else shown.strip("\n")
+        return f"<!-- output: {match.group(1)} -->\n```\n{shown}\n```\n<!-- end -->"
+    text = re.sub(r"<!-- output: (.*?) -->\n.*?<!-- end -->", block, text, flags=re.S)
+    text = re.sub(r"<!-- records: (.*?) -->\n.*?<!-- end -->", lambda m: f"<!-- records: {m.group(1)} -->\n"
+                  f"{table_of_records(m.group(1))}\n<!-- end -->", text, flags=re.S)
+    return re.sub(r"<!-- demos -->\n.*?<!-- end -->", lambda m: f"<!-- demos -->\n{table_of_demos()}\n<!-- end -->",
+                  text, flags=re.S)
+
+
+def fingerprint(record: dict) -> str:
+    """Of the table over batch and context that the picture shows more of, to three digits."""
+    tables = [{key: value for key, value in _table(record, "grid").items() if key != "id"}]
+    tables = json.loads(json.dumps(tables), parse_float=lambda x: float(f"{float(x):.3g}"))
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def picture_fingerprint() -> str:
+    from PIL import Image
+    return Image.open(PICTURE).text.get("fingerprint", "")
+
+
+def main():
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+    with redirect_stdout(io.StringIO()):
+        record = console.run_demo(PICTURE_OF)
+    info = PngInfo()
+    info.add_text("fingerprint", fingerprint(record))
+    PICTURE.parent.mkdir(exist_ok=True)
+    with replacing(PICTURE) as temporary:
+        Image.open(ROOT / record["figures"][0]["path"]).save(temporary, format="PNG", pnginfo=info)
+    console.write_text(README, refreshed(README.read_text(encoding="utf-8")))
+    print(f"written: {README.name}, {PICTURE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

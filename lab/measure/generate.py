@@ -1,0 +1,307 @@
+"""What a user would run instead of this lab's loops: transformers' own `generate`, and llama.cpp.
+
+Both decode greedily from the same token ids in the same process, so that a demo can pair them with the loops of
+`decode_lab`. What they did is reported as a `decode_lab.Run`, read off from outside: each forward of the target is a
+round, what it was sent beyond the last token is the draft, and the tokens that came out after it are what it emitted.
+
+The loop of `generate`, its defaults and its drafts are those of transformers.generation.utils; prompt lookup copies
+what followed the first (leftmost) earlier occurrence of the last two tokens, or of the last one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from unittest import mock
+
+import numpy as np
+from transformers.generation import CandidateGenerator
+
+from lab.support.errors import BadInput
+from decode_lab import Draft, Drafter, Round, Run, Sampler
+from lab.drafters.model import check_vocabulary
+from lab.models.pending import checked_ids
+
+LLAMA_PACKAGE = "llama-cpp-python"
+
+
+@dataclass
+class Rival:
+    """One generation of a rival. tokens: (n,) int64, prompt and output. seconds: of the whole call, its own
+    preparations included. run: its rounds, to be pooled and read as those of our loops are."""
+
+    tokens: np.ndarray
+    run: Run
+    seconds: float
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the target. The first one holds the prompt, and counts, as it emits the first tokens."""
+        return len(self.run.rounds)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """New tokens over forwards: what `Run.tau` is for our loops."""
+        return self.run.tau
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the call to the first tokens: preparations, the first draft and the prompt's forward."""
+        return self.run.ttft
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token after the first forward's; nan when there was only one forward."""
+        return self.run.tpot
+
+
+def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=None, early_exit: int = 0,
+             drafter: Drafter | None = None, gamma: int = 10, eos: Collection[int] = (), max_ngram: int | None = None,
+             num_assistant_tokens: int | None = None, schedule: str | None = None,
+             confidence: float | None = None) -> Rival:
+    """transformers' `generate` on an HFDecoder's model: greedy, batch 1, its own cache, as a user would call it.
+
+    prompt: ids (n,), at least one. n_new: tokens wanted, at least one; fewer where the context ends. eos: ids that end
+    the text. The rest chooses at most one way of drafting: prompt_lookup: tokens to copy (`prompt_lookup_num_tokens`,
+    with suffixes of up to max_ngram tokens). assistant: the HFDecoder of another model with the same tokenizer.
+    early_exit: the target's first layers draft, recomputing their keys and values (`assistant_early_exit`). For the
+    latter two: num_assistant_tokens, schedule ("constant", "heuristic", "heuristic_transient") and confidence, the
+    draft's probability below which it stops. None leaves each to transformers' default. drafter: one of ours, of chains
+    of up to gamma tokens, in place of transformers' own (`DraftCandidates`); the rounds then tell its sources.
+    The model's own generation defaults (sampling, penalties) do not apply. The decoder's cache is left as it is, its
+    `hidden` is not.
+    BadInput before the first forward for what cannot work.
+    """
+    from transformers import GenerationConfig
+    model = decoder.model
+    ids, budget = _checked(decoder, prompt, n_new)
+    n_layers = decoder.config.num_hidden_layers
+    _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, n_layers)
+    drafting = {"num_assistant_tokens": num_assistant_tokens, "num_assistant_tokens_schedule": schedule,
+                "assistant_confidence_threshold": confidence}
+    own = GenerationConfig(**drafting)            # of the model that drafts; it also replaces the checkpoint's defaults
+    how = GenerationConfig(max_new_tokens=budget, do_sample=False, eos_token_id=sorted(map(int, eos)) or None,
+                           prompt_lookup_num_tokens=gamma if drafter else prompt_lookup or None,
+                           max_matching_ngram_size=max_ngram,
+                           assistant_early_exit=early_exit or None)
+    sent: list[tuple[float, object]] = []         # when a forward of the target began, and its ids on the device
+    got: list[tuple[float, list[int]]] = []       # when new tokens reached the host, and the tokens
+
+    def before(module, args, kwargs):
+        if not early_exit or decoder.config.num_hidden_layers == n_layers:      # else it is a step of the draft
+            sent.append((perf_counter(), kwargs["input_ids"]))
+
+    def beyond(module, args):
+        if decoder.config.num_hidden_layers != n_layers:
+            raise BadInput(f"{decoder.name} cannot exit early: its forward always runs all {n_layers} layers.")
+
+    import torch
+    with ExitStack() as stack:
+        if drafter is not None:
+            # generate takes no CandidateGenerator from outside: a prompt lookup was asked for, and is replaced.
+            drafter.start(decoder, Sampler(), ids.tolist())
+            candidates = DraftCandidates(drafter, gamma, len(ids) + budget, eos)
+            stack.enter_context(mock.patch.object(model, "_get_candidate_generator", lambda **_: candidates))
+        for each in {model, assistant.model if assistant else model}:
+            stack.enter_context(mock.patch.object(each, "generation_config", own))
+        stack.enter_context(_quiet())
+        stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+        if early_exit:
+            stack.callback(setattr, decoder.config, "num_hidden_layers", n_layers)   # an exception would leave it cut
+            stack.callback(_layers(decoder)[early_exit].register_forward_pre_hook(beyond).remove)
+        inputs = torch.from_numpy(ids)[None].to(decoder.device)
+        decoder.synchronize()
+        started = perf_counter()
+        output = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=how,
+                                streamer=_Clock(got), assistant_model=assistant.model if assistant else None)
+        tokens = output[0].cpu().numpy()
+        seconds = perf_counter() - started
+    sent = [(at, row[0].tolist()[len(ids) if i == 0 else 1:]) for i, (at, row) in enumerate(sent)]
+    run = _as_run(started, sent, got, eos, "budget" if budget == n_new else "context")
+    for past, sources in zip(run.rounds, candidates.sources if drafter is not None else []):
+        past.sources = sources[:past.tested]
+    return Rival(tokens, run, seconds)
+
+
+class DraftCandidates(CandidateGenerator):
+    """A Drafter of chains, where the assisted loop of transformers' `generate` asks for candidates.
+
+    drafter: already started for the target and the prompt. gamma: longest draft. max_length: tokens of prompt and output. eos: ids that
+    end the text. sources: of each draft, the sources of its tokens. BadInput for a draft that is a tree.
+    """
+
+    def __init__(self, drafter: Drafter, gamma: int, max_length: int, eos: Collection[int] = ()):
+        self.drafter, self.gamma, self.max_length, self.eos = drafter, gamma, max_length, frozenset(map(int, eos))
+        self.sources: list[tuple[str, ...]] = []
+        self._tokens, self._rng = [], np.random.default_rng(0)
+
+    def get_candidates(self, input_ids, **kwargs):
+        """Ids (1, n) on the device -> (ids and draft (1, n + k), None: there are no logits of the draft)."""
+        self._read(input_ids)
+        depth = min(self.gamma, self.max_length - len(self._tokens) - 1)
+        draft = self.drafter.propose(self._tokens, depth, self._rng) if depth > 0 else Draft()
+        if draft.parents is not None:
+            raise BadInput(f"{self.drafter.name} drafts trees, which transformers cannot verify: chains would do.")
+        # The EOS itself is left to the target: the loop of older versions goes on behind an accepted one.
+        n = next((i for i, token in enumerate(draft.tokens) if token in self.eos), len(draft.tokens))
+        self.sources.append(tuple(draft.sources[:n]))
+        import torch
+        return torch.cat([input_ids, input_ids.new_tensor(draft.tokens[:n]).view(1, n)], dim=1), None
+
+    def update_candidate_strategy(self, input_ids, scores, num_matches):
+        """After a round: the sequence as it is now."""
+        self._read(input_ids)
+        self.drafter.verified(self._tokens, [], None)
+
+    def _read(self, input_ids):
+        self._tokens += input_ids[0, len(self._tokens):].tolist()
+
+
+def _checked(decoder, prompt, n_new):
+    """Prompt ids (n,) int64, and how many new tokens there is room for."""
+    ids, limit = checked_ids(decoder, prompt), decoder.max_length
+    if n_new < 1:
+        raise BadInput(f"n_new = {n_new} is impossible: at least one new token would be right.")
+    if limit is not None and len(ids) >= limit:
+        raise BadInput(f"The prompt has {len(ids)} tokens and the model holds {limit}: no room for a new one.")
+    return ids, int(n_new if limit is None else min(n_new, limit - len(ids)))
+
+
+def _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, n_layers):
+    if (prompt_lookup != 0) + (assistant is not None) + (early_exit != 0) + (drafter is not None) > 1:
+        raise BadInput("prompt_lookup, assistant, early_exit and drafter are ways of drafting: one of them would be "
+                       "right.")
+    if drafter is not None:
+        from lab.models.drafts import LayerDraft
+        if gamma < 1:
+            raise BadInput(f"gamma = {gamma} is impossible: drafts of 1 token or more would be right.")
+        if isinstance(getattr(drafter, "model", None), LayerDraft):
+            raise BadInput(f"{drafter.name} drafts on the target's own cache, which generate does not fill: early_exit "
+                           "would do, or a drafter with a cache of its own.")
+    if prompt_lookup < 0:
+        raise BadInput(f"prompt_lookup = {prompt_lookup} is impossible: 0 (off) or more would be right.")
+    if early_exit and not 1 <= early_exit < n_layers:
+        raise BadInput(f"early_exit = {early_exit} is impossible: 0 (off) or 1 to {n_layers - 1} would be right.")
+    if assistant is not None:
+        check_vocabulary(decoder, assistant)
+        if getattr(assistant, "model", decoder.model) is decoder.model:
+            raise BadInput(f"{assistant.name} has no model of its own, which transformers asks of an assistant; "
+                           "early_exit drafts with the target's first layers.")
+
+
+def _layers(decoder):
+    """The list of the model's layers: its first ModuleList of as many modules as the configuration counts layers."""
+    import torch
+    n = decoder.config.num_hidden_layers
+    return next(m for m in decoder.model.base_model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == n)
+
+
+@contextmanager
+def _quiet():
+    """transformers' warnings are about options that this module sets on purpose."""
+    from transformers.utils import logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+class _Clock:
+    """A transformers streamer that notes when tokens reach the host; the first ones it is given are the prompt."""
+
+    def __init__(self, got):
+        self._got, self._prompt_seen = got, False
+
+    def put(self, value):
+        if self._prompt_seen:
+            self._got.append((perf_counter(), value.reshape(-1).tolist()))
+        self._prompt_seen = True
+
+    def end(self):
+        """Nothing is held back."""
+
+
+def _as_run(started: float, sent, got, eos, limit: str) -> Run:
+    """Rounds from outside. sent: (time, drafted ids) of each forward; got: (time, new tokens) of each.
+
+    A round's draft_s is all the time from the tokens before it to its forward, the rival's loop included.
+    """
+    if len(sent) != len(got):
+        raise RuntimeError(f"{len(sent)} forwards emitted tokens {len(got)} times: each must emit some.")
+    run, before = Run(), started
+    for (began, draft), (at, new) in zip(sent, got):
+        n = len(new) - 1
+        # The last token may have been a right draft too, cut by EOS or budget: it counts as the target's own.
+        refused = n < len(draft) and draft[n] != new[n]
+        run.rounds.append(Round(len(draft), n + refused, n, draft_s=began - before, verify_s=at - began,
+                                first=not run.rounds))
+        before = at
+    run.stop = "eos" if got[-1][1][-1] in frozenset(map(int, eos)) else limit
+    return run
+
+
+# -- llama.cpp ---------------------------------------------------------------------------------------------
+
+
+def has_llama_cpp() -> bool:
+    """Whether the optional package llama-cpp-python can be imported here."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+def llama_cpp(path: str | Path, *, prompt_lookup: int = 0, max_ngram: int = 2, threads: int = 1,
+              context: int = 1024) -> Callable[..., Rival]:
+    """llama.cpp on a GGUF file -> generate(prompt, n_new, eos=()) -> Rival, greedy, on the CPU.
+
+    The file's weights stay packed, and the products round their inputs to 8 bits, so the text may differ from that of
+    the same weights unpacked: compare it with llama.cpp's own plain text. prompt_lookup: tokens that the package's
+    LlamaPromptLookupDecoding copies (0: plain decoding), after suffixes of up to max_ngram tokens. threads: for one
+    token and for several. context: tokens that prompt and output may have. BadInput where the package is missing.
+    """
+    if not has_llama_cpp():
+        raise BadInput(f'{LLAMA_PACKAGE} is not installed; "pip install {LLAMA_PACKAGE}" builds it from source')
+    if not Path(path).is_file():
+        raise BadInput(f'there is no GGUF file "{path}"; the path of one that exists would be right')
+    if min(threads, context) < 1 or prompt_lookup < 0:
+        raise BadInput(f"llama.cpp with {threads} threads, a context of {context} and prompt_lookup = {prompt_lookup} "
+                       "is impossible: 1 or more threads and tokens, and 0 (off) or more, would be right.")
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    draft = LlamaPromptLookupDecoding(max_ngram, prompt_lookup) if prompt_lookup else None
+    # One batch holds a whole prompt, so that it is one forward. logits_all: without it, the package's buffer for a
+    # draft's logits has n_batch rows, but is indexed by position.
+    engine = Llama(str(path), n_ctx=context, n_batch=context, n_ubatch=context, n_threads=threads,
+                   n_threads_batch=threads, draft_model=draft, logits_all=draft is not None, verbose=False)
+    evaluate = engine.eval
+
+    def run(prompt, n_new: int, eos: Collection[int] = ()) -> Rival:
+        prompt, stop = [int(t) for t in prompt], frozenset(map(int, eos))
+        if not prompt or n_new < 1 or len(prompt) + n_new > context:
+            raise BadInput(f"{len(prompt)} prompt tokens and {n_new} new ones do not fit: at least one of each, and at "
+                           f"most {context} together, would be right.")
+        sent, got, new = [], [], []
+
+        def timed(tokens):
+            if not sent and list(tokens) != prompt:
+                raise RuntimeError(f"llama.cpp prefilled {len(tokens)} of {len(prompt)} prompt tokens.")
+            sent.append((perf_counter(), [int(t) for t in tokens[len(prompt) if not sent else 1:]]))
+            got.append((0.0, []))
+            evaluate(tokens)
+
+        engine.reset()                               # else a prompt seen before would not be prefilled
+        with mock.patch.object(engine, "eval", timed):
+            started = perf_counter()
+            for token in engine.generate(prompt, temp=0.0, repeat_penalty=1.0):
+                new.append(int(token))
+                got[-1] = perf_counter(), got[-1][1] + [int(token)]
+                if len(new) == n_new or token in stop:
+                    break
+            seconds = perf_counter() - started
+        return Rival(np.array(prompt + new, dtype=np.int64), _as_run(started, sent, got, eos, "budget"), seconds)
+
+    return run

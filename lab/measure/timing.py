@@ -1,0 +1,67 @@
+"""Seconds of forwards, bytes per second, and the most memory held: readings of a real model's device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from console import progress
+
+
+def read_bandwidth(device: torch.device, seconds: float = 0.5) -> float:
+    """Bytes per second that a device reads: the median of sums over an array of 512 MiB, or an eighth of a
+    smaller device's memory. For a CPU, hw_specs.measure_this_machine is the better reading."""
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 4 << 30
+    array = torch.ones(min(1 << 29, memory // 8) // 4, dtype=torch.float32, device=device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    times, end = [], perf_counter() + seconds
+    while len(times) < 3 or perf_counter() < end:
+        wait()
+        started = perf_counter()
+        float(array.sum())
+        times.append(perf_counter() - started)
+    return array.numel() * array.element_size() / median(times[1:])
+
+
+def step_times(decoder, ids, context: int, sent, repeats: int) -> np.ndarray:
+    """(n, repeats) seconds of one forward over sent[i] tokens behind `context` cached ones, after a warm-up.
+
+    ids: at least max(context, *sent) token ids. The lengths are timed in rising and falling order in turn, so
+    that a machine that slows down does not bend the curve.
+    """
+    decoder.rewind(0)
+    decoder.prefill(ids[:context])
+    times = np.zeros((len(sent), repeats + 1))
+    order = [(i, k) for k in range(repeats + 1) for i in range(len(sent))[::1 if k % 2 else -1]]
+    for i, k in progress(order, "sending n tokens"):
+        decoder.synchronize()
+        started = perf_counter()
+        decoder.send(ids[:sent[i]])
+        decoder.synchronize()
+        times[i, k] = perf_counter() - started
+        decoder.rewind(context)
+    return times[:, 1:]
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin a new reading of `peak_memory`."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif os.path.exists("/proc/self/clear_refs"):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes held since `reset_peak_memory`: by PyTorch on a CUDA device, by the process on a CPU under Linux.
+    None elsewhere, where nothing tells."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if not os.path.exists("/proc/self/clear_refs"):
+        return None
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,145 @@
+"""Caches of transformers that can go back: growing rows, and the recorded past of layers that hold a state."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import lab.models.versions  # noqa: F401  (first: it refuses a transformers that is too old)
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer
+
+
+def why_not(model) -> str:
+    """Why this model's cache cannot be rolled back; "" when it can.
+
+    Whether a layer with a state holds more than a convolution's inputs, which can be cut, shows only once it has
+    run: such a model is sent one token.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder model, and the lab decodes with decoder-only ones"
+    recurrent = "it keeps a recurrent state, which holds no past to go back to"
+    if getattr(model, "_is_stateful", False):
+        return recurrent
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
+    other = sorted(kinds - {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"})
+    if other:
+        return f"its cache has layers of the kind {other[0]}, which the lab cannot roll back"
+    if "LinearAttentionLayer" in kinds:
+        cache = empty_cache(config)
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=True,
+                         **{cache_name(model): cache})
+        if not cache.is_croppable:
+            return recurrent
+    return ""
+
+
+def only_rows(config) -> bool:
+    """Whether all layers of the cache hold rows of the whole sequence: no window, and no state."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+def cache_name(model) -> str:
+    """What the model's forward calls its cache: the argument was renamed during transformers 5."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def empty_cache(config) -> Cache:
+    """A cache that can be rolled back: of growing layers alone, or where some layers hold a state, of the kinds that
+    transformers chooses, its recording switched on and growing layers in place of its DynamicLayer."""
+    layers = DynamicCache(config=config).layers
+    if not any(isinstance(layer, LinearAttentionLayer) for layer in layers):
+        return Cache(layer_class_to_replicate=GrowingLayer)
+    cache = Cache(layers=[GrowingLayer() if type(layer) is DynamicLayer else layer for layer in layers])
+    cache.activate_past_recording()
+    return cache
+
+
+def replicated(layer, n: int):
+    """A layer that holds the same for each of n sequences. Nothing is copied before it is updated, and `layer` stays as
+    it is."""
+    twin = DynamicLayer() if isinstance(layer, GrowingLayer) else copy.copy(layer)
+    if isinstance(layer, LinearAttentionLayer):
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):                         # one entry per state of the layer
+                setattr(twin, name, dict(value))
+        twin.conv_states = {i: None if state is None else state.expand(n, -1, -1)
+                            for i, state in layer.conv_states.items()}
+    elif layer.is_initialized:
+        twin.keys, twin.values = layer.keys.expand(n, -1, -1, -1), layer.values.expand(n, -1, -1, -1)
+        twin.device, twin.is_initialized = layer.device, True
+    return twin
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values, in a buffer that doubles when it is full.
+
+    transformers' own DynamicLayer copies the whole cache to append one token. `keys` and `values` are views
+    of the rows in use, so its `crop` works on them unchanged.
+    """
+
+    buffers = ()
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        start = self.get_seq_length()
+        stop = start + key_states.shape[-2]
+        if not self.buffers or stop > self.buffers[0].shape[-2]:
+            rows = max(256, 2 * stop)
+            old = (self.keys, self.values) if start else (None, None)
+            self.buffers = tuple(new.new_empty(*new.shape[:-2], rows, new.shape[-1])
+                                 for new in (key_states, value_states))
+            for buffer, kept in zip(self.buffers, old):
+                if kept is not None:
+                    buffer[..., :start, :] = kept
+        for buffer, new in zip(self.buffers, (key_states, value_states)):
+            buffer[..., start:stop, :] = new
+        self.keys, self.values = (buffer[..., :stop, :] for buffer in self.buffers)
+        self.device, self.is_initialized = key_states.device, True
+        return self.keys, self.values
+
+
+class ModelCache:
+    """A transformers cache as rows with positions: append, select, truncate, settle.
+
+    rows: how many are in use in each attention layer. positions: (rows,), each row's position in the sequence. recorded:
+    some layers hold a state, which goes back through its recorded past as far as the last `settle` and no further.
+    hf: the transformers cache itself, for the model's forward.
+    """
+
+    def __init__(self, config):
+        self.hf, self.rows, self.positions = empty_cache(config), 0, np.zeros(0, np.int64)
+        self.recorded = any(isinstance(layer, LinearAttentionLayer) for layer in self.hf.layers)
+
+    def append(self, positions) -> None:
+        """The next forward adds rows at these positions (n,) to every layer."""
+        self.positions = np.append(self.positions, positions)
+        self.rows += len(positions)
+
+    def select(self, rows, start: int) -> None:
+        """Of the rows from `start` on keep these, in this order; those before `start` stay."""
+        rows, stop = list(rows), start + len(rows)
+        if rows != list(range(start, stop)):                     # else they already lie where they belong
+            for layer in self.hf.layers:
+                index = torch.tensor(rows, device=layer.keys.device)
+                layer.keys[..., start:stop, :] = layer.keys.index_select(-2, index)
+                layer.values[..., start:stop, :] = layer.values.index_select(-2, index)
+            self.positions[start:stop] = self.positions[rows]
+        self.truncate(stop)
+
+    def truncate(self, rows: int) -> None:
+        """Forget all but the first `rows` rows."""
+        if rows < self.rows:
+            self.hf.crop(rows - self.rows)
+        self.rows, self.positions = rows, self.positions[:rows]
+
+    def settle(self) -> None:
+        """What the cache holds is final: a recorded past is no longer needed."""
+        if self.recorded:
+            self.hf.crop(0)
+
+    def lengths(self) -> list[int]:
+        """Rows that each attention layer really holds; all equal `rows`."""
+        return [int(layer.get_seq_length()) for layer in self.hf.layers if hasattr(layer, "get_seq_length")]

