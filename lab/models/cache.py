@@ -37,9 +37,30 @@ def why_not(model) -> str:
     return ""
 
 
-def only_rows(config) -> bool:
-    """Whether all layers of the cache hold rows of the whole sequence: no window, and no state."""
-    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+def takes_tree_masks(config) -> bool:
+    """Whether every layer attends by the mask that it is given, so that a tree can be sent with a mask of its own.
+
+    Not where a layer has a window or a state, cuts its own window inside attention (GPT-Neo's local layers), or makes
+    a bias from a plain mask (ALiBi).
+    """
+    own_ways = getattr(config, "model_type", "") == "gpt_neo" or getattr(config, "alibi", False)
+    return not own_ways and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+def context_limit(config) -> int | None:
+    """Most tokens that a model of this configuration holds; None where it names no limit.
+
+    LongRoPE turns every token in another way past the original context, so that rows in the cache no longer fit: such a
+    model is held to its original context.
+    """
+    limit = next((getattr(config, name) for name in ("max_position_embeddings", "max_seq_len", "n_positions")
+                  if getattr(config, name, None)), None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = getattr(config, "original_max_position_embeddings", None) or rope.get(
+            "original_max_position_embeddings")
+        limit = min(filter(None, (limit, original)), default=None)
+    return limit
 
 
 def cache_name(model) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lab.support.errors import BadInput
-from lab.models.cache import ModelCache, cache_name, only_rows, why_not
+from lab.models.cache import ModelCache, cache_name, context_limit, takes_tree_masks, why_not
 from lab.models.images import Images
 from lab.models.kernels import as_loaded
 from lab.models.paths import TreeAsPaths
@@ -47,7 +47,7 @@ class HFDecoder:
         self.model, self.hf_tokenizer, self.name = model.eval(), tokenizer, name
         self.config = config
         self.vocab_size = int(config.vocab_size)
-        self.max_length = getattr(config, "max_position_embeddings", None)
+        self.max_length = context_limit(config)
         self.device, self.dtype = model.device, model.dtype
         self.dtype_name = str(model.dtype).removeprefix("torch.")
         self.tokenizer = None if tokenizer is None else fingerprint(tokenizer)
@@ -55,7 +55,7 @@ class HFDecoder:
         self.images = Images(self, image_processor)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
-        self.tree_as_paths = (not only_rows(config) or not self._takes_positions
+        self.tree_as_paths = (not takes_tree_masks(config) or not self._takes_positions
                               or getattr(config, "_attn_implementation", "") not in ("sdpa", "eager"))
         self._cache_name = cache_name(model)
         self._last_row = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
