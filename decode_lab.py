@@ -67,7 +67,6 @@ class Timing(Protocol):
     """What a measurement asks of a model's device."""
 
     device: Any
-
     def synchronize(self) -> None: ...                     # wait until the device has done what was asked of it
     def streamed_bytes(self) -> int: ...                   # bytes of weights that one forward reads
 
@@ -106,8 +105,7 @@ class Draft:
 class Drafter(Protocol):
     """Proposes tokens. `tokens` is always the whole sequence so far, prompt included, its last token the newest.
 
-    Optional: `name`; `uses_hidden` (True: it gets the target's hidden states, see `verified`); `tentative(tokens)` (in
-    a cascade, after the middle model has tested a draft: its text, which is not final yet).
+    Optional: `name`; `uses_hidden` (True: see `verified`); `tentative(tokens)` (a middle model's text, in a cascade).
     """
 
     def start(self, target: Decoder, sampler: Sampler, prompt: Sequence[int]) -> None:
