@@ -26,7 +26,6 @@ from lab.drafters.best_tree import accept_lengths, best_tree, draft_ranks, rank_
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter, check_vocabulary
 from lab.drafters.trees import TreeDrafter, TreeShape
-from lab.models import drafts
 from lab import models
 from lab.measure import timing
 from lab.measure.divergence import explain_divergence
@@ -38,6 +37,9 @@ from lab.measure.prompts import PROMPTS, every
 from lab.models.quant import parse_scheme
 from lab.measure.known_texts import Remembered
 from lab.models.kept_prefix import KeptPrefix
+from lab.models.layer_search import search_layers
+from lab.models.layers import LayerDraft
+from lab.models.rounded import draft_bytes, integer_kernels, quantized
 from lab.toy.transformer import softmax
 
 
@@ -99,16 +101,16 @@ def ids_of(text: str) -> list[int]:
 def rounded(scheme: str):
     """The target's weights as integers: run by integer kernels where there are some, else dequantized."""
     try:
-        return drafts.integer_kernels(target, scheme), "integer"
+        return integer_kernels(target, scheme), "integer"
     except BadInput:
-        return drafts.quantized(target, scheme), "dequantized"
+        return quantized(target, scheme), "dequantized"
 
 
 plain, prompts = Method(), {kind: [ids_of(text) for text in PROMPTS[kind][1:1 + A.texts]] for kind in KINDS}
-first = drafts.LayerDraft(target, range(A.first))
-found = drafts.search_layers(target, [ids_of(text) for text in PROMPTS["open"][1:5]], A.kept, A.seed)
+first = LayerDraft(target, range(A.first))
+found = search_layers(target, [ids_of(text) for text in PROMPTS["open"][1:5]], A.kept, A.seed)
 family = {f"first {A.first}": (first, "the target's"),
-          f"{A.kept} kept": (drafts.LayerDraft(target, found), "the target's"),
+          f"{A.kept} kept": (LayerDraft(target, found), "the target's"),
           **{scheme: rounded(scheme) for scheme in A.schemes},
           **({A.draft: (models.load(A.draft, A.device, A.dtype), "its own")} if A.draft else {})}
 family, kernels = ({name: pair[i] for name, pair in family.items()} for i in (0, 1))
@@ -140,7 +142,7 @@ record_samples("seconds of a step", seconds)
 ratios = {name: seconds[name] / seconds["target"] for name in family}
 one, c, rows = float(np.median(seconds["target"])), {name: float(np.median(x)) for name, x in ratios.items()}, []
 for name, model in family.items():
-    read_bytes = model.streamed_bytes() if kernels[name] == "integer" else drafts.draft_bytes(model)
+    read_bytes = model.streamed_bytes() if kernels[name] == "integer" else draft_bytes(model)
     by_bytes = read_bytes / target.streamed_bytes()
     rows.append([name, kernels[name], read_bytes / 1e6, by_bytes, c[name], c[name] / by_bytes])
 timed = ["c measured", "measured/ bytes"]
@@ -269,7 +271,7 @@ observe("tree-gain",
 fixed = [ids_of(text) for _, text in every()[:A.prompts]]
 short = dict(lookups)
 for name, model in family.items():
-    own = model if isinstance(model, drafts.LayerDraft) else KeptPrefix(model)
+    own = model if isinstance(model, LayerDraft) else KeptPrefix(model)
     short |= {f"{name}, chain": Method(ModelDrafter(own), 2),
               f"{name}, tree": Method(TreeDrafter(own, TreeShape.branching((2, 1))))}
 outputs, kept = {name: [] for name in ("plain", *short)}, KeptPrefix(target)
@@ -301,7 +303,7 @@ p = sampler.probs(target.send(prompt)[-1])
 support = np.flatnonzero(p)
 chance = distances(rng.multinomial(A.samples, p[support] / p[support].sum(), size=20_000), p[support])
 again = Remembered(target)
-ours = {name: Remembered(m, again if isinstance(m, drafts.LayerDraft) else None) for name, m in family.items()}
+ours = {name: Remembered(m, again if isinstance(m, LayerDraft) else None) for name, m in family.items()}
 sampled = {"plain": plain, **lookups}
 for name, model in ours.items():
     sampled |= {f"{name}, chain": Method(ModelDrafter(model), 1),

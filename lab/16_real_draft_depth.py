@@ -25,7 +25,6 @@ from lab.drafters.best_tree import accept_lengths_to_end, draft_ranks
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter, check_vocabulary
 from lab.drafters.trees import TreeShape
-from lab.models import drafts
 from lab import models
 from lab.measure import timing
 from lab.measure.divergence import explain_divergence
@@ -38,6 +37,8 @@ from lab.measure.prompts import PROMPTS
 from lab.models.quant import parse_scheme
 from lab.measure.known_texts import KnownText
 from lab.models.kept_prefix import same_start
+from lab.models.layers import LayerDraft
+from lab.models.rounded import integer_kernels, quantized
 
 FOUND = (0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 16, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29)
 
@@ -88,14 +89,14 @@ if target.hf_tokenizer is None:
     raise BadInput(f"{target.name} has no tokenizer, and the texts are read with one: name a model that has.")
 prompts = {kind: target.chat(PROMPTS[kind][0]) for kind in KINDS}
 try:
-    model = models.load(A.draft, A.device, A.dtype) if A.draft else drafts.integer_kernels(target, A.scheme)
+    model = models.load(A.draft, A.device, A.dtype) if A.draft else integer_kernels(target, A.scheme)
 except BadInput:
     if A.draft:
         raise
-    model = drafts.quantized(target, A.scheme)        # no integer kernels here: it says the same, and costs a whole step
+    model = quantized(target, A.scheme)        # no integer kernels here: it says the same, and costs a whole step
 n_layers = target.config.num_hidden_layers
 layers = range(n_layers * 4 // 5) if A.layers == FOUND and max(FOUND) >= n_layers else A.layers
-family = {"model": model, "kept": drafts.LayerDraft(target, layers),
+family = {"model": model, "kept": LayerDraft(target, layers),
           **({"small": models.load(A.small, A.device, A.dtype)} if A.small else {})}
 for name in {*family} - {"kept"}:
     check_vocabulary(target, family[name])

@@ -59,6 +59,8 @@ def load(settings: Settings):
 def conversation(chat: Chat) -> int:
     """Answer one line after the other until the input ends, or the context -> exit status."""
     note(f"{chat.model.name}. Ctrl-C ends an answer; a second one, or the end of input, leaves.")
+    for sentence in getattr(chat.model, "notes", ()):
+        note(sentence)
     legend(chat)
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no text

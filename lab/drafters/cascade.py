@@ -46,8 +46,11 @@ class CascadeDrafter(ModelDrafter):
         draft, end = Draft(), len(tokens) + self._follower.room(tokens, gamma)
         text = self._grown(tokens)
         while len(text) < end:
-            # 1. Draft: the inner drafter goes on behind the middle model's text, which is not verified yet.
+            # 1. Draft: the inner drafter goes on behind the middle model's text, which is not verified yet. What the
+            # middle has refused leaves its cache before that, as the inner may draft on this cache (LayerDraft).
             started = perf_counter()
+            unread = self._follower.catch_up(text)
+            caught_up = perf_counter()
             depth = min(self.inner_gamma, end - len(text) - 1)
             inner = self.inner.propose(text, depth, rng) if depth > 0 else Draft()
             if inner.parents is not None:
@@ -57,7 +60,6 @@ class CascadeDrafter(ModelDrafter):
             drafted = perf_counter()
 
             # 2. Verify with the middle model.
-            unread = self._follower.catch_up(text)
             # An id that the middle has no row for (see `check_vocabulary`) has the probability 0: it is refused, and no
             # row behind it is read.
             known = takewhile(lambda t: t < self.model.vocab_size, inner.tokens)
@@ -71,8 +73,8 @@ class CascadeDrafter(ModelDrafter):
                 text.append(int(token))
             if hasattr(self.inner, "tentative"):
                 self.inner.tentative(text)
-            self.run.rounds.append(Round(len(inner.tokens), tested, len(path), drafted - started,
-                                         perf_counter() - drafted, tuple(inner.sources[:tested]),
+            self.run.rounds.append(Round(len(inner.tokens), tested, len(path), drafted - caught_up,
+                                         perf_counter() - drafted + caught_up - started, tuple(inner.sources[:tested]),
                                          first=not self.run.rounds))
         return draft
 

@@ -175,15 +175,17 @@ def likeliest(row, n: int, sampler: Sampler = Sampler(), history: Sequence[int] 
               vocab_size: int | None = None) -> list[int]:
     """The n ids of the largest logits (V',) after the penalty, largest first, ties by lower id.
 
-    vocab_size: ids from there on are left out. Of a tensor without a penalty only the n largest come to the host.
+    vocab_size: ids from there on are left out. Of a tensor without a penalty only n + 1 come to the host, unless the
+    last of the n has a tie outside.
     """
     row = row[:vocab_size]
     if n < 1:
         return []
     if hasattr(row, "topk") and (sampler.repetition_penalty == 1 or not len(history)):
-        values, ids = row.topk(min(n, len(row)))
+        values, ids = row.topk(min(n + 1, len(row)))
         values, ids = to_numpy(values), ids.cpu().numpy()
-        return ids[np.lexsort((ids, -values))].tolist()
+        if len(row) <= n or values[n - 1] > values[n]:           # topk takes any of those that tie
+            return ids[np.lexsort((ids, -values))][:n].tolist()
     scores = sampler.penalised(row, history)
     if n >= len(scores):
         ids = np.arange(len(scores))

@@ -176,7 +176,7 @@ def _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, 
         raise BadInput("prompt_lookup, assistant, early_exit and drafter are ways of drafting: one of them would be "
                        "right.")
     if drafter is not None:
-        from lab.models.drafts import LayerDraft
+        from lab.models.layers import LayerDraft
         if gamma < 1:
             raise BadInput(f"gamma = {gamma} is impossible: drafts of 1 token or more would be right.")
         if isinstance(getattr(drafter, "model", None), LayerDraft):

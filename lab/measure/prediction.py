@@ -19,7 +19,7 @@ from lab.drafters.best_tree import accept_lengths_to_end
 from lab.drafters.model import fit_row
 from lab.drafters.trees import TreeShape
 from lab.measure import generate as rivals, timing
-from lab.models.drafts import LayerDraft
+from lab.models.layers import LayerDraft
 from lab.measure.known_texts import KnownText
 
 

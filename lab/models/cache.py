@@ -14,8 +14,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAt
 def why_not(model) -> str:
     """Why this model's cache cannot be rolled back; "" when it can.
 
-    Whether a layer with a state holds more than a convolution's inputs, which can be cut, shows only once it has
-    run: such a model is sent one token.
+    Whether a layer with a state holds more than a convolution's inputs, which can be cut, shows only once it
+    has run: such a model is sent one token.
     """
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -23,44 +23,35 @@ def why_not(model) -> str:
     recurrent = "it keeps a recurrent state, which holds no past to go back to"
     if getattr(model, "_is_stateful", False):
         return recurrent
+    if not {"cache", "past_key_values"} & set(inspect.signature(model.forward).parameters):
+        return "its forward takes no cache, so every token would cost a forward over the whole text"
     kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
-    other = sorted(kinds - {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"})
+    other = sorted(kinds - {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "DummyLayer"})
     if other:
         return f"its cache has layers of the kind {other[0]}, which the lab cannot roll back"
+    if kinds == {"LinearAttentionLayer"}:
+        return "none of its layers is attention, and transformers counts positions by the rows of one"
     if "LinearAttentionLayer" in kinds:
         cache = empty_cache(config)
-        with torch.inference_mode():
-            model.eval()(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=True,
-                         **{cache_name(model): cache})
+        try:
+            with torch.inference_mode():
+                model.eval()(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=True,
+                             **{cache_name(model): cache})
+        except Exception as error:                               # a model's own code may raise anything
+            return f"a forward of one token with the lab's cache fails: {first_line(error)}"
         if not cache.is_croppable:
             return recurrent
     return ""
 
 
-def takes_tree_masks(config) -> bool:
-    """Whether every layer attends by the mask that it is given, so that a tree can be sent with a mask of its own.
-
-    Not where a layer has a window or a state, cuts its own window inside attention (GPT-Neo's local layers), or makes
-    a bias from a plain mask (ALiBi).
-    """
-    own_ways = getattr(config, "model_type", "") == "gpt_neo" or getattr(config, "alibi", False)
-    return not own_ways and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def context_limit(config) -> int | None:
-    """Most tokens that a model of this configuration holds; None where it names no limit.
-
-    LongRoPE turns every token in another way past the original context, so that rows in the cache no longer fit: such a
-    model is held to its original context.
-    """
-    limit = next((getattr(config, name) for name in ("max_position_embeddings", "max_seq_len", "n_positions")
-                  if getattr(config, name, None)), None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type") == "longrope":
-        original = getattr(config, "original_max_position_embeddings", None) or rope.get(
-            "original_max_position_embeddings")
-        limit = min(filter(None, (limit, original)), default=None)
-    return limit
+def only_rows(config) -> bool:
+    """Whether all layers of the cache hold rows of the whole sequence: no window, and no state."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def cache_name(model) -> str:
@@ -123,7 +114,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class ModelCache:
-    """A transformers cache as rows with positions: append, select, truncate, settle.
+    """A transformers cache as rows with positions: append, select, truncate, settle; and back to a mark.
 
     rows: how many are in use in each attention layer. positions: (rows,), each row's position in the sequence. recorded:
     some layers hold a state, which goes back through its recorded past as far as the last `settle` and no further.
@@ -143,24 +134,55 @@ class ModelCache:
         """Of the rows from `start` on keep these, in this order; those before `start` stay."""
         rows, stop = list(rows), start + len(rows)
         if rows != list(range(start, stop)):                     # else they already lie where they belong
-            for layer in self.hf.layers:
+            for layer in self._layers_in_use():
                 index = torch.tensor(rows, device=layer.keys.device)
                 layer.keys[..., start:stop, :] = layer.keys.index_select(-2, index)
                 layer.values[..., start:stop, :] = layer.values.index_select(-2, index)
-            self.positions[start:stop] = self.positions[rows]
+            self.positions = np.concatenate([self.positions[:start], self.positions[rows]])
         self.truncate(stop)
 
     def truncate(self, rows: int) -> None:
         """Forget all but the first `rows` rows."""
-        if rows < self.rows:
-            self.hf.crop(rows - self.rows)
+        drop = self.rows - rows
+        if drop > 0 and not self.recorded:
+            self.hf.crop(-drop)
+        elif drop > 0:
+            # transformers' own crop also cuts what lies before the window or kernel that ends here. A second step back,
+            # still behind the last `settle`, needs it.
+            for layer in self.hf.layers:
+                for i, state in getattr(layer, "conv_states", {}).items():
+                    layer.conv_states[i] = state[..., :-drop]
+                if getattr(layer, "keys", None) is not None:
+                    layer.keys, layer.values = layer.keys[..., :-drop, :], layer.values[..., :-drop, :]
+                if hasattr(layer, "cumulative_length"):
+                    layer.cumulative_length -= drop
         self.rows, self.positions = rows, self.positions[:rows]
 
     def settle(self) -> None:
         """What the cache holds is final: a recorded past is no longer needed."""
-        if self.recorded:
+        if self.recorded and self.rows:
             self.hf.crop(0)
+
+    def mark(self):
+        """All that a forward changes, for `back_to`. Layers put new tensors in the place of old ones, or write behind
+        the rows in use, so that none is copied."""
+        layers = [{name: dict(value) if isinstance(value, dict) else value for name, value in vars(layer).items()}
+                  for layer in self.hf.layers]
+        return list(self.hf.layers), layers, self.rows, self.positions
+
+    def back_to(self, mark) -> None:
+        """As it was at the mark, also where a forward failed between two layers."""
+        layers, inside, self.rows, self.positions = mark
+        self.hf.layers[:] = layers
+        for layer, values in zip(layers, inside):
+            vars(layer).clear()
+            vars(layer).update(values)
 
     def lengths(self) -> list[int]:
         """Rows that each attention layer really holds; all equal `rows`."""
-        return [int(layer.get_seq_length()) for layer in self.hf.layers if hasattr(layer, "get_seq_length")]
+        return [int(layer.get_seq_length()) for layer in self._layers_in_use()]
+
+    def _layers_in_use(self):
+        """The layers that hold rows: not states, and not those that read the rows of another layer (Gemma 3n)."""
+        return [layer for layer in self.hf.layers if getattr(layer, "is_initialized", False) and
+                getattr(layer, "keys", None) is not None]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from lab.support.errors import BadInput
-from lab.models.cache import ModelCache, cache_name, context_limit, takes_tree_masks, why_not
+from lab.models.admission import admit, context_limit
+from lab.models.cache import ModelCache, cache_name, first_line, why_not
 from lab.models.images import Images
-from lab.models.kernels import as_loaded
+from lab.models.kernels import as_loaded, read_bytes
 from lab.models.paths import TreeAsPaths
-from lab.models.pending import Pending, check_room, checked_ids
+from lab.models.pending import Pending, check_settled
+from lab.support.errors import BadInput
 from llm_math import ModelShape, element_bytes, from_hf_config
 
 BYTES_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # in llm_math, hw_specs
@@ -27,27 +29,29 @@ class HFDecoder:
     Attention-only models go back by dropping the last rows of every layer. Layers with a sliding window keep all
     their rows here and see the window through the mask, so that they go back across its edge. Hybrids, some of whose
     layers hold a convolution's last inputs (LFM2, LFM3), go back through the past that transformers records for them,
-    as far as the last commit, which trims it. A model whose cache holds a recurrent state (Mamba, Qwen3-Next) is
-    BadInput at construction, before anything is printed.
+    as far as the last commit, which trims it. What cannot be used (a recurrent state as in Mamba, a forward that is
+    wrong with a cache) is BadInput at construction, by a check on the model itself (lab.models.admission).
 
     model: a loaded ...ForCausalLM. tokenizer: its transformers tokenizer, or None where only ids are used.
     image_processor: of a model that reads images (LFM3-VL), which `see` and `show` take.
-    tree_as_paths: a tree is sent as a batch of its root-to-leaf paths, because a layer with a window or a state has no
-    place for a tree's mask. moves: counts what changed the cache; a draft that reads it sees by it that it has moved.
+    tree_as_paths: a tree is sent as a batch of its root-to-leaf paths, because the model has no place for a tree's mask.
+    notes: sentences about this model that a reader should see once. moves: counts what changed the cache; a draft that
+    reads it sees by it that it has moved.
     """
 
     random = False  # True for drawn weights: times are real, acceptance means nothing
     moves = 0
 
     def __init__(self, model, tokenizer=None, name: str = "model", image_processor=None):
-        reason = why_not(model)
+        reason = self._why_not(model)
         if reason:
-            raise BadInput(f"{name} ({type(model).__name__}) cannot be used: {reason}")
+            raise BadInput(f"{name} ({type(model).__name__}) cannot be used: {reason}.")
         config = model.config.get_text_config(decoder=True)
         self.model, self.hf_tokenizer, self.name = model.eval(), tokenizer, name
         self.config = config
         self.vocab_size = int(config.vocab_size)
-        self.max_length = context_limit(config)
+        self.max_length, note = context_limit(config)
+        self.notes = (f"{name}: {note}",) if note else ()
         self.device, self.dtype = model.device, model.dtype
         self.dtype_name = str(model.dtype).removeprefix("torch.")
         self.tokenizer = None if tokenizer is None else fingerprint(tokenizer)
@@ -55,17 +59,22 @@ class HFDecoder:
         self.images = Images(self, image_processor)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
-        self.tree_as_paths = (not takes_tree_masks(config) or not self._takes_positions
-                              or getattr(config, "_attn_implementation", "") not in ("sdpa", "eager"))
         self._cache_name = cache_name(model)
         self._last_row = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self.hidden = torch.empty(0, config.hidden_size, device=self.device, dtype=self.dtype)
-        model.base_model.register_forward_hook(self._see_hidden)
         self._pending = Pending(self)
         self._reset()
+        reason = self._admit()
+        if reason:
+            raise BadInput(f"{name} ({type(model).__name__}) cannot be used: {reason}.")
 
-    def _see_hidden(self, module, inputs, output):
-        self.hidden = output[0].flatten(0, 1)
+    def _why_not(self, model) -> str:
+        """What the model's class and configuration say against it; "" for nothing."""
+        return why_not(model)
+
+    def _admit(self) -> str:
+        """What a check on the model says against it; "" for nothing. Sets `tree_as_paths`."""
+        return admit(self)
 
     def _reset(self):
         self.cache = ModelCache(self.config)
@@ -93,38 +102,23 @@ class HFDecoder:
     def send(self, tokens, parents=None) -> torch.Tensor:
         """Run tokens (n,) behind the sequence, or as nodes of a tree, in one forward -> logits (n, V) on the device.
 
-        parents: as `decode_lab.Decoder.send` takes them.
+        parents: as `decode_lab.Decoder.send` takes them. Where the forward fails, all is as it was before.
         """
-        n = len(self._pending.add(tokens, parents))
-        self.moves += 1
-        if self._tree is not None or not self._pending.is_chain and self.tree_as_paths:
-            return self._send_paths(n)
-        ids, positions = np.array(self._pending.tokens[-n:]), self._pending.positions(n)
-        options = self.images.embeddings(ids, positions)
-        if not self._pending.is_chain:
-            before = self.cache.rows - (len(self._pending) - n)                  # rows of what is committed
-            hidden = np.concatenate([np.zeros((n, before), bool), ~self._pending.visible(n)], axis=1)
-            # Added to the attention scores, which every attention implementation of transformers accepts.
-            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-            mask.masked_fill_(torch.from_numpy(hidden).to(self.device), torch.finfo(self.dtype).min)
-            options["attention_mask"] = mask[None, None]
-        self.cache.append(positions)
-        return self._forward(ids[None], positions[None], self.cache.hf, **options)[0]
+        with self._unless_it_fails():
+            n = len(self._pending.add(tokens, parents))
+            self.moves += 1
+            if self._tree is not None or not self._pending.is_chain and self.tree_as_paths:
+                return self._send_paths(n)
+            return self._send_rows(n)
 
     def prefill(self, tokens) -> None:
         """Send and commit a chain whose predictions nobody reads: the output head runs on the last row only."""
-        if len(self._pending):
-            raise BadInput(f"{self.name}: {len(self._pending)} tokens are sent and not committed: commit or rewind "
-                           "before a prefill")
-        ids = checked_ids(self, tokens)
-        stop = self.committed + len(ids)
-        check_room(self, stop)
-        positions = np.arange(self.committed, stop)
-        options = self.images.embeddings(ids, positions)
-        self.cache.append(positions)
-        self._forward(ids[None], positions[None], self.cache.hf, **self._last_row, **options)
+        check_settled(self)
+        with self._unless_it_fails():
+            n = len(self._pending.add(tokens))
+            self._send_rows(n, **self._last_row)
         self.cache.settle()
-        self._settle(stop)
+        self._settle(self.committed + n)
 
     @torch.inference_mode()
     def commit(self, nodes) -> None:
@@ -159,28 +153,64 @@ class HFDecoder:
 
     # -- the one forward -----------------------------------------------------------------------------------
 
+    def _send_rows(self, n: int, **options) -> torch.Tensor:
+        """Send the last n pending nodes as n rows of the cache -> logits (n, V)."""
+        positions = self._pending.positions(n)
+        if not self._pending.is_chain:
+            options["attention_mask"] = self._mask(n)
+        self.cache.append(positions)
+        return self._forward(np.array(self._pending.tokens[-n:])[None], positions[None], self.cache.hf, **options)[0]
+
+    def _mask(self, n: int) -> torch.Tensor:
+        """(1, 1, n, rows and n) what is added to the attention scores of the last n pending nodes."""
+        before = self.cache.rows - (len(self._pending) - n)                      # rows of what is committed
+        hidden = np.concatenate([np.zeros((n, before), bool), ~self._pending.visible(n)], axis=1)
+        # Added, as every attention implementation of transformers accepts that.
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(torch.from_numpy(hidden).to(self.device), torch.finfo(self.dtype).min)
+        return mask[None, None]
+
     def _send_paths(self, n: int) -> torch.Tensor:
         """Send all that is pending as a batch of paths, on a copy of the cache -> logits (n, V) of the last n nodes."""
         every = len(self._pending)
         if self._tree is None:                                   # a chain before the tree goes with it
             self.cache.truncate(self.cache.rows - (every - n))
-        tree = self._tree = TreeAsPaths(self._pending.parents, self.cache)
+        tree = TreeAsPaths(self._pending.parents, self.cache)
         batch = tree.batch(self._pending.tokens)
         positions = np.tile(self.committed + np.arange(tree.deepest), (len(batch), 1))
         logits = self._forward(batch, positions, tree.hf).flatten(0, 1)
         rows = torch.tensor(tree.places(range(every - n, every)), device=self.device)
-        self.hidden = self.hidden[rows]
+        self._tree, self.hidden = tree, self.hidden[rows]
         return logits[rows]
 
     @torch.inference_mode()
     def _forward(self, ids: np.ndarray, positions: np.ndarray, cache, **options) -> torch.Tensor:
-        """Logits (B, n, V) of ids (B, n) at positions (B, n)."""
+        """Logits (B, n, V) of ids (B, n) at positions (B, n); rows of images stand where they were placed."""
         options[self._cache_name] = cache
         if self._takes_positions:
-            options["position_ids"] = torch.from_numpy(np.ascontiguousarray(positions)).to(self.device)
-        if "inputs_embeds" not in options:
-            options["input_ids"] = torch.from_numpy(ids).to(self.device)
-        return self.model(use_cache=True, **options).logits
+            options["position_ids"] = torch.from_numpy(np.array(positions)).to(self.device)
+        options |= self.images.embeddings(ids, positions) or {"input_ids": torch.from_numpy(ids).to(self.device)}
+        # Only here, as other decoders may run the same model.
+        hook = self.model.base_model.register_forward_hook(self._see_hidden)
+        try:
+            return self.model(use_cache=True, **options).logits
+        finally:
+            hook.remove()
+
+    def _see_hidden(self, module, inputs, output):
+        self.hidden = output[0].flatten(0, 1)
+
+    @contextmanager
+    def _unless_it_fails(self):
+        """Where the body raises (out of memory, Ctrl-C, bad input), length and cache go back to what they were."""
+        n, tree, hidden, mark = len(self._pending), self._tree, self.hidden, self.cache.mark()
+        try:
+            yield
+        except BaseException:
+            self._pending.cut(n)
+            self._tree, self.hidden = tree, hidden
+            self.cache.back_to(mark)
+            raise
 
     # -- beside the protocol -------------------------------------------------------------------------------
 
@@ -202,13 +232,8 @@ class HFDecoder:
         return replace(from_hf_config(self.config, self.name), bytes_per_weight=element_bytes(self.kv_dtype))
 
     def streamed_bytes(self) -> int:
-        """Bytes of the weights that one forward reads, counted on the loaded model: all of them, but for an
-        input embedding that is not the output head too (a forward reads one row of it per token)."""
-        counted = {id(p): p.numel() * p.element_size() for p in self.model.parameters()}
-        head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
-        if head is not None and head.weight is not table.weight:
-            counted.pop(id(table.weight))
-        return sum(counted.values())
+        """Bytes of weights that a forward over one token of text reads, counted on the loaded model (kernels.read_bytes)."""
+        return sum(read_bytes(self.model).values())
 
     @property
     def kv_dtype(self) -> str:
@@ -242,8 +267,7 @@ class HFDecoder:
         try:
             return codec.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program: it may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadInput(f"{self.name}'s chat template refuses these messages: {reason}") from error
+            raise BadInput(f"{self.name}'s chat template refuses these messages: {first_line(error)}") from error
 
     def decode(self, tokens) -> str:
         """The text of token ids, special tokens left out."""

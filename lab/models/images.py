@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lab.models.cache import first_line
 from lab.support.errors import BadInput
 
 
@@ -41,8 +42,7 @@ class Images:
                 image = ImageOps.exif_transpose(file).convert("RGB")
             inputs = self.processor(images=[image], return_tensors="pt")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadInput(f'"{path}" cannot be read as an image: {reason}') from error
+            raise BadInput(f'"{path}" cannot be read as an image: {first_line(error)}') from error
         found = model.get_image_features(inputs["pixel_values"].to(decoder.device, decoder.dtype),
                                          inputs["image_grid_thw"].to(decoder.device), return_dict=True)
         return torch.cat(tuple(found.pooler_output)).to(decoder.dtype)
@@ -52,32 +52,32 @@ class Images:
 
         tokens: ids with one image token for each of `images`, the rows (n, d) of `see`; n such tokens take its place.
         From then on a forward over these positions reads the rows. Images placed at `at` or later before are forgotten,
-        and so is what the cache holds from there on.
+        and so is what the cache holds from there on. BadInput, and nothing is changed, for more images than places.
         """
-        decoder = self.decoder
+        decoder, tokens = self.decoder, [int(token) for token in tokens]
+        if len(images) > tokens.count(self._token):
+            raise BadInput(f"{decoder.name}: {len(images)} images were given and the text has a place for "
+                           f"{tokens.count(self._token)}: as many image tokens would be right")
         if at < decoder.length:
             decoder.rewind(at if at >= decoder.rewind_floor else 0)
         self._rows = {position: row for position, row in self._rows.items() if position < at}
         left, out = list(images), []
-        for token in map(int, tokens):
+        for token in tokens:
             rows = left.pop(0) if left and token == self._token else [None]
             for row in rows:
                 if row is not None:
                     self._rows[at + len(out)] = row
                 out.append(token)
-        if left:
-            raise BadInput(f"{decoder.name}: {len(images)} images were given and the text has a place for "
-                           f"{len(images) - len(left)}: as many image tokens would be right")
         return out
 
     @torch.inference_mode()
     def embeddings(self, ids: np.ndarray, positions: np.ndarray) -> dict:
-        """What a forward over ids (n,) at positions (n,) is sent instead of them where images stand: embeddings."""
-        if not self._rows:
-            return {}
-        at = [i for i in range(len(ids)) if ids[i] == self._token and int(positions[i]) in self._rows]
+        """What a forward over ids (B, n) at positions (B, n) is sent instead of them where images stand: embeddings."""
+        at = [] if not self._rows else [
+            place for place in zip(*np.nonzero(ids == self._token)) if int(positions[place]) in self._rows]
         if not at:
             return {}
         rows = self.decoder.model.get_input_embeddings()(torch.from_numpy(ids).to(self.decoder.device))
-        rows[at] = torch.stack([self._rows[int(positions[i])] for i in at])
-        return {"inputs_embeds": rows[None]}
+        for place in at:
+            rows[place] = self._rows[int(positions[place])]
+        return {"inputs_embeds": rows}

@@ -57,11 +57,13 @@ class KeptPrefix:
         if self._emptied:
             tokens = tokens[self._go_back(tokens):]
         self.sent = len(tokens)
+        del self._tokens[self.model.length:]
         prefill(self.model, tokens)
         self._tokens += tokens
 
     def send(self, tokens, parents=None):
         self._empty()
+        del self._tokens[self.model.length:]                   # what another call, such as `show`, made it forget
         rows = self.model.send(tokens, parents)
         self._tokens += [int(t) for t in tokens]
         return rows

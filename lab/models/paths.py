@@ -54,7 +54,7 @@ class TreeAsPaths:
                     first = state.shape[-1] - self.deepest
                     cache.hf.update_conv_state(state[row:row + 1, :, first:first + len(nodes)], index, i,
                                                conv_kernel_size=layer.conv_kernel_size[i])
-            else:
+            elif layer.is_initialized:                          # else it reads another layer's rows
                 first = layer.keys.shape[-2] - self.deepest
                 cache.hf.update(*(rows[row:row + 1, :, first:first + len(nodes)]
                                   for rows in (layer.keys, layer.values)), index)

@@ -17,10 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.support.errors import BadInput
-from lab.toy.transformer import QCFG, sample_tokens
-
-__all__ = ["QCFG", "QuantReport", "Scheme", "TensorReport", "dequantize", "parse_scheme", "quantize",
-           "quantize_params", "sample_tokens"]
 
 SCALE_BYTES = 2                                      # scales are float16
 

@@ -3,20 +3,20 @@
 import re
 
 import decode_lab as lab
-import fakes
 from lab.chat.settings import Settings
+from lab.measure.scripted import FakeDecoder, table_logits
 
 ALPHABET = "$\n :" + "abcdefghijklmnopqrstuvwxyz.UA?S"
 EOS, V = 0, len(ALPHABET)
 
 
-class Talker(fakes.FakeDecoder):
+class Talker(FakeDecoder):
     """A decoder of characters with a chat template: U:message$ A:answer$, each on a line."""
 
     eos = (EOS,)
 
     def __init__(self, seed=3, eos_at=40, max_length=None, template=True, name="talker"):
-        table = fakes.table_logits(V, seed, order=2)
+        table = table_logits(V, seed, order=2)
 
         def logits(history):                                    # ends its text now and then, writes no template
             row = table(history).copy()

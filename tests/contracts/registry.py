@@ -6,8 +6,10 @@ DECODERS: name -> DecoderCase. DRAFTERS: name -> DrafterCase. POLICIES: name -> 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 
 import numpy as np
+from minimal import MinimalDecoder, MinimalDrafter
 
 from console import BadInput
 from lab import toy
@@ -17,13 +19,11 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.drafters.tiers import NgramDrafter
 from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape
+from lab.measure.exactness import Table
 from lab.measure.known_texts import KnownText, Remembered
 from lab.measure.scripted import FakeDecoder, ProtocolError, table_logits
-from lab.measure.exactness import Table
 from lab.models.kept_prefix import KeptPrefix
 from lab.toy.transformer import Config, TransformerLM, init_params
-from minimal import MinimalDecoder, MinimalDrafter
-
 
 # -- decoders --------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,27 @@ def fake(max_length=None):
     return FakeDecoder(long_memory(12), 12, max_length=max_length)
 
 
-DECODERS = {
+@cache
+def real_model(name):
+    from model_classes import build
+    return build(name)
+
+
+def real(name, limit=64):
+    """A small random model of one of transformers' classes (tests/models/model_classes.py)."""
+    from lab.models.decoder import HFDecoder
+    decoder = HFDecoder(real_model(name), name=name)
+    decoder.max_length = limit
+    return decoder
+
+
+def real_case(name):
+    return DecoderCase(lambda: real(name), limit=lambda: real(name, 12))
+
+
+# Rows alone, rows and states, and trees that go as paths over rows alone.
+REAL = {name: real_case(name) for name in ("Llama", "LFM3", "GPT-Neo")} if find_spec("torch") else {}
+DECODERS = REAL | {
     "toy": DecoderCase(tiny, limit=lambda: tiny(12)),
     "toy, a head each": DecoderCase(lambda: tiny(heads=3, kv=3), limit=lambda: tiny(12, 3, 3)),
     "toy, one KV head": DecoderCase(lambda: tiny(heads=4, kv=1), limit=lambda: tiny(12, 4, 1)),

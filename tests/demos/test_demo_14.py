@@ -92,8 +92,20 @@ def keeps_all(self, nodes):
     self._settle(self.committed + len(nodes))
 
 
-def test_a_broken_commit_is_called_a_bug(folder, monkeypatch):
+def break_commit(monkeypatch):
+    """A commit that keeps all, of a decoder that was not checked when it was made: the demo must see it by itself."""
     monkeypatch.setattr(HFDecoder, "commit", keeps_all)
+    monkeypatch.setattr("lab.models.decoder.admit", lambda decoder: "")
+
+
+def test_a_broken_commit_is_refused_before_any_text(folder, monkeypatch):
+    monkeypatch.setattr(HFDecoder, "commit", keeps_all)
+    with pytest.raises(console.BadInput, match="cannot be used"):
+        run(folder)
+
+
+def test_a_broken_commit_is_called_a_bug(folder, monkeypatch):
+    break_commit(monkeypatch)
     broken = run(folder)
     assert "a bug" in [row["reason"] for row in table(broken, "divergences")]
     assert not observation(broken, "explained")["holds"]
@@ -134,7 +146,7 @@ def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, 
 
 
 def test_a_broken_commit_shows_with_random_weights_too(small_shape, monkeypatch):
-    monkeypatch.setattr(HFDecoder, "commit", keeps_all)
+    break_commit(monkeypatch)
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny"])
     assert "a bug" in [row["reason"] for row in table(record, "divergences")]
 

@@ -15,8 +15,9 @@ from decode_lab import speculative_generate
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
 from lab import models
-from lab.models import drafts
 from lab.measure.prompts import PROMPTS
+from lab.models.layers import LayerDraft
+from lab.models.rounded import integer_kernels
 from records import observation, table
 from small import save
 
@@ -148,7 +149,7 @@ def told(run, c):
 def test_the_best_fixed_length_by_trying_all(record, folders, draft):
     """With times that are given, the real loop at every gamma: the best of them is the one that the demo names."""
     target = models.load(str(folders / "small-llama"))
-    model = drafts.integer_kernels(target, "int4-g32")
+    model = integer_kernels(target, "int4-g32")
     rows, c = by_policy(record), {"model": STEPS["model"], "lookup": 0.0}[draft]
     for text, n in TOKENS.items():
         prompt = target.chat(PROMPTS[text][0])
@@ -165,7 +166,7 @@ def test_the_best_fixed_length_by_trying_all(record, folders, draft):
 
 def test_the_speedup_of_a_cascade_by_hand(record, folders):
     target = models.load(str(folders / "small-llama"))
-    kept = drafts.LayerDraft(target, (0, 1, 3))
+    kept = LayerDraft(target, (0, 1, 3))
     rows = {(row["text"], row["drafts"]): row for row in table(record, "cascades")}
     for text in ("repeat", "open"):
         prompt, drafter = target.chat(PROMPTS[text][0]), lab.drafters.cascade.CascadeDrafter(kept, PromptLookup(), 4)

@@ -6,23 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import PROMPT, TEXT, V
 
 from console import BadInput
 from decode_lab import Run, Sampler, autoregressive_generate, speculative_generate
-from lab.drafters.lookup import PromptLookup, SuffixLookup
-from lab.drafters.model import ModelDrafter
-from lab.drafters.trees import TreeDrafter, TreeShape
-from fakes import (FakeDecoder, ScriptedDrafter, chain, exact, from_text, outcomes, random_decoder, same_distribution,
-                   script, tree)
 from lab import toy
 from lab.drafters.cascade import CascadeDrafter
-from lab.drafters.model import ConfidentDrafter
+from lab.drafters.lookup import PromptLookup, SuffixLookup
+from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.drafters.tiers import NgramDrafter
+from lab.drafters.trees import TreeDrafter, TreeShape
+from lab.measure.enumeration import exact, outcomes, same_distribution
+from lab.measure.scripted import FakeDecoder, ScriptedDrafter, chain, from_text, random_decoder, script, tree
 from llm_math import cascade_cost
-
-V = 16
-TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7]
-PROMPT = TEXT[:3]
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -424,12 +420,12 @@ REAL = {                                                        # (target, anoth
 
 
 def skips(target):
-    from lab.models.drafts import LayerDraft
+    from lab.models.layers import LayerDraft
     return LayerDraft(target, (0, 1, 3))
 
 
 def first(target):
-    from lab.models.drafts import LayerDraft
+    from lab.models.layers import LayerDraft
     return LayerDraft(target, range(2))
 
 

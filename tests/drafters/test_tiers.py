@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from console import BadInput
 from decode_lab import Sampler, autoregressive_generate, speculative_generate
-from lab.drafters.lookup import PromptLookup, SuffixLookup
-from fakes import ScriptedDrafter, chain, exact, outcomes, random_decoder, same_distribution, script, table_logits
 from lab import toy
-from lab.ngram.counting import build_table
+from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.tiers import NgramDrafter
+from lab.measure.enumeration import exact, outcomes, same_distribution
+from lab.measure.scripted import ScriptedDrafter, chain, random_decoder, script, table_logits
+from lab.ngram.counting import build_table
 
 V = 50
 quick = settings(max_examples=60, deadline=None, derandomize=True)

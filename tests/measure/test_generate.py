@@ -7,17 +7,17 @@ torch = pytest.importorskip("torch")
 
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from console import BadInput
 from decode_lab import autoregressive_generate, speculative_generate
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
+from lab.drafters.tiers import NgramDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-from console import BadInput
-from fakes import ScriptedDrafter
+from lab.measure import generate as rivals
+from lab.measure.scripted import ScriptedDrafter
 from lab.models import finding
 from lab.models.decoder import HFDecoder
-from lab.measure import generate as rivals
-from lab.models.drafts import LayerDraft
-from lab.drafters.tiers import NgramDrafter
+from lab.models.layers import LayerDraft
 
 V = 97
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48,

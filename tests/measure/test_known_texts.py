@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate
+from lab import toy
 from lab.drafters.lookup import PromptLookup
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-import fakes
-from lab import toy
 from lab.measure.known_texts import KnownText, Remembered
+from lab.measure.scripted import ScriptedDrafter, random_decoder, tree as tree_draft
 from lab.models.kept_prefix import KeptPrefix
 
 PROMPT = toy.encode(toy.heldout("code")[:400])[:24]
@@ -114,13 +114,13 @@ def test_a_prompt_is_prefilled_once_and_the_text_is_the_same(models, kind):
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_prompt_that_goes_on_from_the_text_sends_what_is_new(tree):
-    model, rng = fakes.random_decoder(30, seed=2), np.random.default_rng(0)
+    model, rng = random_decoder(30, seed=2), np.random.default_rng(0)
     kept = KeptPrefix(model)
 
     def run(decoder, prompt):
         if tree:
-            drafter = fakes.ScriptedDrafter(
-                lambda tokens, gamma: fakes.tree([*range(30), 4, tokens[-1]], [-1] * 30 + [3, 3]) if gamma > 1 else [])
+            drafter = ScriptedDrafter(
+                lambda tokens, gamma: tree_draft([*range(30), 4, tokens[-1]], [-1] * 30 + [3, 3]) if gamma > 1 else [])
             return tree_generate(decoder, drafter, prompt, 9)[0].tolist()
         return speculative_generate(decoder, PromptLookup(), prompt, 9, 3)[0].tolist()
 
@@ -129,12 +129,12 @@ def test_a_prompt_that_goes_on_from_the_text_sends_what_is_new(tree):
         before = len(text)
         prompt = text + rng.integers(0, 30, 4).tolist()
         text = run(kept, prompt)
-        assert text == run(fakes.random_decoder(30, seed=2), prompt) and model.tokens == text[:-1]
+        assert text == run(random_decoder(30, seed=2), prompt) and model.tokens == text[:-1]
         assert kept.sent == (9 if turn == 0 else len(prompt) - before)      # the text's last token was not sent yet
         assert kept.shared(text) == kept.shared([*text[:-1], 77]) == len(text) - 1
     for other in (text[:7] + [1, 2, 3], text[:5], [29 - text[0], 5, 6]):      # cut short, and another text
         kept_text = run(kept, other)                            # it cannot go back behind its last commit: all is read
-        assert kept_text == run(fakes.random_decoder(30, seed=2), other) and kept.sent == len(other) - 1
+        assert kept_text == run(random_decoder(30, seed=2), other) and kept.sent == len(other) - 1
     run(kept, [5])
     assert kept.sent == 0                                       # nothing to prefill
 
@@ -143,6 +143,7 @@ def test_a_prompt_that_goes_on_from_the_text_sends_what_is_new(tree):
 def test_real_models_go_back_as_far_as_they_can(kind):
     torch = pytest.importorskip("torch")
     import test_hf_classes as classes
+
     from lab.models.decoder import HFDecoder
     torch.set_num_threads(1)
     model = classes.build(kind)

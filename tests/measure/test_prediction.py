@@ -13,11 +13,12 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter
 from lab.drafters.trees import TreeShape
-from lab.models import drafts
 from lab.models.decoder import HFDecoder
 from lab.measure import prediction as experiment, generate as rivals
 from lab.drafters.draft_length import CostAware
 from lab.measure.prediction import Method
+from lab.models.layers import LayerDraft
+from lab.models.rounded import quantized
 
 V = 32
 
@@ -42,8 +43,8 @@ def target():
 @pytest.fixture(scope="module")
 def models(target):
     """Drafts of all kinds: on the target's cache, on one of their own, and another model's."""
-    return {"first": drafts.LayerDraft(target, range(2)), "skips": drafts.LayerDraft(target, (0, 2)),
-            "int4": drafts.quantized(target, "int4-g32"), "small": build(1, layers=1)}
+    return {"first": LayerDraft(target, range(2)), "skips": LayerDraft(target, (0, 2)),
+            "int4": quantized(target, "int4-g32"), "small": build(1, layers=1)}
 
 
 def prompt(n=9, seed=0):

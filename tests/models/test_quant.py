@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from console import BadInput
-from lab.models.quant import QCFG, Scheme, dequantize, parse_scheme, quantize, quantize_params, sample_tokens
-from lab.toy.transformer import Config, TransformerLM, init_params
+from lab.models.quant import Scheme, dequantize, parse_scheme, quantize, quantize_params
+from lab.toy.transformer import QCFG, Config, TransformerLM, init_params, sample_tokens
 
 SCHEMES = ("int8", "int8-g64", "int4", "int4-g32", "int4-g128", "int4-g7")
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from console import BadInput
 from decode_lab import Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.lookup import PromptLookup, SuffixLookup
-from fakes import Counted, exact, outcomes, random_decoder, same_distribution, script, table_logits
+from lab.measure.enumeration import exact, outcomes, same_distribution
+from lab.measure.scripted import Counted, random_decoder, script, table_logits
 
 V = 16
 quick = settings(max_examples=60, deadline=None, derandomize=True)

@@ -1,0 +1,202 @@
+"""A draft made of some of a target's layers, on the target's own cache.
+
+Sources: self-speculative decoding, arXiv 2309.08168 (skipped layers); LayerSkip, arXiv 2404.16710 (first layers, on the
+target's keys and values).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from lab.models.cache import Cache, GrowingLayer, ModelCache, replicated
+from lab.models.decoder import HFDecoder
+from lab.support.errors import BadInput
+
+# -- a model made of another's modules -------------------------------------------------------------------------
+
+
+def twin_of(module: nn.Module) -> nn.Module:
+    """A second module around the same tensors, whose children and forward hooks can be changed alone."""
+    twin = copy.copy(module)
+    twin._modules, twin._parameters = dict(module._modules), dict(module._parameters)
+    twin._buffers = dict(module._buffers)
+    twin._forward_hooks, twin._forward_pre_hooks = OrderedDict(), OrderedDict()
+    return twin
+
+
+def stack_of(model) -> tuple[list[str], nn.ModuleList]:
+    """(the names of the modules down to it, the list of the decoder's layers)."""
+    n = model.config.get_text_config(decoder=True).num_hidden_layers
+    for name, module in model.named_modules():
+        if name.split(".")[-1] == "layers" and isinstance(module, nn.ModuleList) and len(module) == n:
+            return name.split(".")[:-1], module
+    raise BadInput(f"{type(model).__name__} keeps its {n} layers where the lab does not look for them: in a list named "
+                   "layers")
+
+
+def with_layers(model, layers: list[nn.Module], kinds: list[int]):
+    """The model with other layers between its embedding, and its final norm and head; nothing is copied.
+
+    kinds[i]: the index, among the model's own layers, of one whose type (attention, window, convolution) the i-th has.
+    """
+    path, _ = stack_of(model)
+    root = module = twin_of(model)
+    root.config = copy.deepcopy(model.config)
+    config = root.config.get_text_config(decoder=True)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = [config.layer_types[i] for i in kinds]
+    for name in path:
+        module._modules[name] = module = twin_of(module._modules[name])
+        module.config = config if hasattr(module, "layers") else root.config
+    module.layers = nn.ModuleList(layers)
+    return root
+
+
+def _renumbered(layer: nn.Module, index: int) -> nn.Module:
+    """The layer, its place in the cache now `index`; the modules that do not know their place are shared."""
+    if not any(hasattr(module, "layer_idx") for module in layer.modules()):
+        return layer
+    twin = twin_of(layer)
+    if hasattr(twin, "layer_idx"):
+        twin.layer_idx = index
+    for name, child in layer._modules.items():
+        if child is not None:
+            twin._modules[name] = _renumbered(child, index)
+    return twin
+
+
+def _checked_layers(target: HFDecoder, layers) -> tuple[int, ...]:
+    kept, n = tuple(int(i) for i in layers), target.config.num_hidden_layers
+    if not kept or kept[0] != 0 or any(b <= a for a, b in zip(kept, kept[1:])) or kept[-1] >= n:
+        raise BadInput(f"layers {list(kept)} cannot be kept of {target.name}: increasing numbers from 0, which alone "
+                       f"reads the embeddings, to at most {n - 1} would be right")
+    if getattr(target.config, "num_kv_shared_layers", 0):
+        raise BadInput(f"no layers of {target.name} can draft alone: some of its layers read the keys of others")
+    types = getattr(target.config, "layer_types", None)
+    if types is not None and all(types[i] == "conv" for i in kept):
+        other = min(i for i, kind in enumerate(types) if kind != "conv")
+        raise BadInput(f"layers {list(kept)} of {target.name} are convolutions, which do not count positions: at least "
+                       f"one layer of attention would be right, such as {other}")
+    return kept
+
+
+# -- some layers of the target ---------------------------------------------------------------------------------
+
+
+class LayerDraft(HFDecoder):
+    """Some layers of the target under its own final norm and head, on the target's own cache.
+
+    A layer's keys and values for the committed tokens are those that the target computed. In the layers up to the first
+    gap they are what the draft would have computed; behind it they are better, as the target saw all its layers
+    (arXiv 2309.08168, 3.1). So nothing is drafted twice: `committed` is what the target holds, and `length` counts what
+    was sent here since it last moved. When the target moves, that is forgotten. The draft's rows lie behind the
+    target's, in its buffers, where its next forward writes anyway; where they do not fit, the draft goes on in buffers
+    of its own. Where a layer holds a state (LFM2, LFM3), the draft begins with that of the target and keeps its own.
+
+    target: the HFDecoder to draft for, with no tree pending while the draft runs. layers: increasing indices of its
+    layers, 0 first. It commits nothing itself. BadInput for other layers, and for convolutions alone.
+    """
+
+    def __init__(self, target: HFDecoder, layers, name: str | None = None):
+        self.layers, self._target = _checked_layers(target, layers), target
+        own = stack_of(target.model)[1]
+        model = with_layers(target.model, [_renumbered(own[i], j) for j, i in enumerate(self.layers)], self.layers)
+        first = self.layers == tuple(range(len(self.layers)))
+        super().__init__(model, target.hf_tokenizer, name or f"{'first ' if first else ''}{len(self.layers)} of "
+                         f"{target.config.num_hidden_layers} layers of {target.name}")
+        self.random, self.notes = getattr(target, "random", False), ()
+
+    def _why_not(self, model) -> str:
+        return ""                                          # the target was checked, and the modules are its own
+
+    def _admit(self) -> str:
+        self.tree_as_paths = self._target.tree_as_paths
+        return ""
+
+    @property
+    def committed(self) -> int:
+        """Tokens of the target's cache that the draft begins with: all, or as far as it was rewound since the target
+        moved. In a cascade, those that the target has sent and not committed are among them."""
+        return self._held if self._follows else self._target.length
+
+    @committed.setter
+    def committed(self, value: int) -> None:
+        self._held = value
+
+    @property
+    def length(self) -> int:
+        """Tokens that the draft begins with, and those sent here since."""
+        return self.committed + (len(self._pending) if self._follows else 0)
+
+    @property
+    def rewind_floor(self) -> int:
+        return self._target.rewind_floor
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the target is where it was when its cache was borrowed, and no other draft has borrowed it since."""
+        return self._borrowed == self._target.moves and getattr(self._target.cache, "borrower", None) is self
+
+    def _reset(self):
+        self._borrowed = None
+        self.cache = ModelCache(self.config)
+        self._settle(0)
+
+    def _follow(self) -> None:
+        """Borrow the target's cache where it has moved."""
+        target = self._target
+        if not target._pending.is_chain or target._tree is not None:
+            raise BadInput(f"{self.name}: {target.name} has a tree pending; a draft before or after it would be right")
+        if self._follows:
+            return
+        self.cache = ModelCache(self.config)
+        if target.length:
+            theirs = target.cache
+            self.cache.hf = Cache(layers=[_borrowed(theirs.hf.layers[i], theirs.rows) for i in self.layers])
+            self.cache.rows, self.cache.positions = theirs.rows, theirs.positions
+        target.cache.borrower, self._borrowed = self, target.moves
+        self._settle(target.length)
+
+    def send(self, tokens, parents=None) -> torch.Tensor:
+        self._follow()
+        return super().send(tokens, parents)
+
+    prefill = property()                           # as if there were none: the target alone commits a prompt
+
+    def rewind(self, length: int) -> None:
+        """As `Decoder.rewind`; 0 forgets what was sent here, and the target's cache stays as it is."""
+        if length == 0:
+            self._borrowed = None
+            self._pending.clear()
+            return
+        self._follow()
+        super().rewind(length)
+        if self._held < self._target.length:
+            # The target's own rows lie behind: the next ones go into buffers of the draft.
+            for layer in self.cache.hf.layers:
+                if isinstance(layer, GrowingLayer):
+                    layer.buffers = ()
+
+    def commit(self, nodes) -> None:
+        """Forget what was sent here; the target commits."""
+        if list(nodes):
+            raise BadInput(f"{self.name}: its sequence is {self._target.name}'s, which alone commits")
+        self._borrowed = None
+        self._pending.clear()
+
+
+def _borrowed(layer, length: int):
+    """A layer of the draft's cache that begins with the first `length` rows of the target's, or with its state."""
+    if not isinstance(layer, GrowingLayer):
+        return replicated(layer, 1)                        # these replace their tensors, and write in none
+    twin = GrowingLayer()
+    if not layer.is_initialized:
+        return twin
+    twin.buffers, twin.device, twin.is_initialized = layer.buffers, layer.device, True
+    twin.keys, twin.values = (buffer[..., :length, :] for buffer in layer.buffers)
+    return twin
