@@ -54,8 +54,11 @@ def has_weights(folder: Path) -> bool:
         if (folder / name).exists():
             return True
         if index.exists():
-            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            return all((folder / part).exists() for part in parts)
+            try:
+                parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError):  # broken off while it was fetched
+                return False
+            return bool(parts) and all((folder / part).exists() for part in parts)
     return False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -11,9 +11,13 @@ import torch
 
 from console import BadInput, progress, unknown
 from lab.models.decoder import HFDecoder
+from lab.models.files import check_folder
 from lab.models.finding import DTYPES, locate
 from lab.models.kernels import packed
 
+
+# Nothing is fetched while loading, and no code of a folder's own is run, or asked about.
+LOCAL: dict = dict(local_files_only=True, trust_remote_code=False)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -49,31 +53,46 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
     weights = torch_dtype(dtype)
     place = checked_device(device)
     shown, path = locate(name)
-    import transformers
     from transformers.utils import logging
     logging.disable_progress_bar()
-    processor = None
+    if path.suffix.lower() == ".gguf":
+        model, tokenizer = _named(path, "a GGUF file", lambda: _load_gguf(path, weights))
+        return HFDecoder(packed(model.to(place)), tokenizer, shown)
+    model, tokenizer, processor, unused = _load_folder(path, weights)
+    decoder = HFDecoder(packed(model.to(place)), tokenizer, shown, processor)
+    decoder.notes += unused
+    return decoder
+
+
+def _named(path: Path, what: str, action):
+    """action(), whose errors of any kind become a BadInput that names the path: a damaged file fails in any way."""
     try:
-        if path.suffix == ".gguf":
-            try:
-                model, tokenizer = _load_gguf(path, weights)
-            except BadInput:
-                raise
-            except Exception as error:  # the reader checks little, so a damaged file fails in any way
-                raise BadInput(f'"{path}" cannot be read: it is cut short, damaged, or of an architecture that '
-                               f"transformers does not load ({type(error).__name__})") from error
-        else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-            # A model that reads images too (LFM3-VL) decodes text like any other.
-            composite = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-            kind = transformers.AutoModelForImageTextToText if composite else transformers.AutoModelForCausalLM
-            model = kind.from_pretrained(path, local_files_only=True, dtype=weights)
-            processor = _image_processor(path) if composite else None
-    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BadInput(f'"{path}" cannot be loaded as a causal language model: {reason}') from error
-    return HFDecoder(packed(model.to(place)), tokenizer, shown, processor)
+        return action()
+    except BadInput:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise BadInput(f'"{path}" cannot be loaded as {what}: it is cut short, damaged, or of a kind that transformers '
+                       f"does not load ({reason})") from error
+
+
+def _load_folder(path: Path, weights: torch.dtype):
+    """(model, tokenizer, image processor or None, sentences on weights that nothing reads) of a model's folder."""
+    import transformers
+    check_folder(path)
+    tokenizer = _named(path, "a tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
+    config = _named(path / "config.json", "a configuration",
+                    lambda: transformers.AutoConfig.from_pretrained(path, **LOCAL))
+    # A model that reads images too (LFM3-VL) decodes text like any other.
+    composite = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind = transformers.AutoModelForImageTextToText if composite else transformers.AutoModelForCausalLM
+    model, info = _named(path, "a causal language model", lambda: kind.from_pretrained(
+        path, dtype=weights, output_loading_info=True, **LOCAL))
+    missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if missing:
+        raise BadInput(f'"{path}" lacks {len(missing)} of the weights that its config.json asks for, such as {missing[0]}')
+    notes = (f"{path.name}: {len(unused)} of the weights are read by no layer, such as {unused[0]}.",) if unused else ()
+    return model, tokenizer, _image_processor(path) if composite else None, notes
 
 
 def _image_processor(path: Path):
@@ -83,7 +102,7 @@ def _image_processor(path: Path):
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # without torchvision the processor for PIL serves, which need not be said
     try:
-        return AutoImageProcessor.from_pretrained(path, local_files_only=True)
+        return AutoImageProcessor.from_pretrained(path, **LOCAL)
     except (OSError, ValueError, KeyError, ImportError):
         return None
     finally:
@@ -97,14 +116,12 @@ def load_tokenizer(name: str | None = None):
     """
     path = locate(name)[1]
     import transformers
-    gguf_file = path.suffix == ".gguf"
-    folder, file = (path.parent, dict(gguf_file=path.name)) if gguf_file else (path, {})
-    try:
-        with _gguf_read_once() if gguf_file else nullcontext():
-            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
-    except Exception as error:  # a damaged file fails in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BadInput(f'"{path}" has no tokenizer that transformers loads: {reason}') from error
+    if path.suffix.lower() != ".gguf":
+        check_folder(path)
+        return _named(path, "a tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
+    with _gguf_read_once():
+        return _named(path, "a tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, **LOCAL))
 
 
 @contextmanager
@@ -125,7 +142,7 @@ def _load_gguf(path: Path, dtype: torch.dtype):
     """(model, tokenizer) of a GGUF file, its packed weights unpacked to `dtype`."""
     import transformers
     from transformers import modeling_gguf_pytorch_utils as reader
-    file = dict(gguf_file=path.name, local_files_only=True)
+    file = dict(gguf_file=path.name, **LOCAL)
     with _gguf_read_once() as stack:
         stack.enter_context(mock.patch.object(reader, "tqdm", lambda items, desc: progress(items, desc)))
         config = transformers.AutoConfig.from_pretrained(path.parent, **file)
