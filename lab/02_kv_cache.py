@@ -14,7 +14,7 @@
 # %%
 from dataclasses import dataclass
 
-from console import (BadInput, Count, OneOf, Within, assumptions, figure, fmt_bytes, observe, print_table, progress,
+from console import (BadInput, Count, OneOf, Within, assumptions, figure, fmt_bytes, observe, print_table, print_text, progress,
                      record_samples, subplots)
 
 import numpy as np
@@ -57,6 +57,8 @@ for prompt_name, prompt, name, new, least in (
     if new < least or prompt + new > C.max_length:
         raise BadInput(f"{prompt_name} up to {prompt} with {name} = {new} is impossible: at least {least} of these, "
                        f"and together at most the {C.max_length} that the model holds")
+for sentence in toy.past_training(C.max_length):
+    print_text(sentence)
 
 # %% [markdown]
 # ## 1. The same text, with and without

@@ -20,7 +20,7 @@
 from dataclasses import dataclass
 
 from console import (Alpha, BadInput, Fraction, NonNegative, OneOf, Positive, Within, assumptions, figure,
-                     observe, print_table, progress, sliders, subplots)
+                     observe, print_table, print_text, progress, sliders, subplots)
 
 import numpy as np
 
@@ -204,6 +204,8 @@ def predicted_alpha(target, draft, texts, sampler):
 
 
 PROMPT, target, prompts, texts, alphas, taus = 32, toy.load("large"), [], {}, [], []
+for sentence in toy.past_training(PROMPT + A.new_tokens):
+    print_text(sentence)
 for ids in (toy.encode(toy.heldout("code")), toy.encode(toy.heldout("prose"))):
     prompts += [ids[i:i + PROMPT] for i in np.linspace(0, len(ids) - PROMPT, A.prompts).astype(int)]
 for T in (0, 1):

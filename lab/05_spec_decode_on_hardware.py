@@ -57,6 +57,8 @@ class Assumptions:
 
 
 A = assumptions(Assumptions)
+for sentence in toy.past_training(A.prompt_tokens + A.new_tokens):
+    print_text(sentence)
 
 # %% [markdown]
 # ## 1. One chip, one pair of models

@@ -13,7 +13,7 @@
 # %%
 from dataclasses import dataclass
 
-from console import (NonNegative, OneOf, Within, assumptions, figure, observe, print_table,
+from console import (NonNegative, OneOf, Within, assumptions, figure, observe, print_table, print_text,
                      progress, subplots)
 
 import numpy as np
@@ -49,6 +49,8 @@ class Assumptions:
 
 
 A = assumptions(Assumptions)
+for sentence in toy.past_training(A.prompt_tokens + A.new_tokens):
+    print_text(sentence)
 
 # %% [markdown]
 # ## 1. One forward for a tree

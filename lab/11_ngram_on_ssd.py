@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import console
-from console import (NonNegative, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
+from console import (NonNegative, OneOf, Within, assumptions, fmt_bytes, observe, print_table, print_text, progress,
                      record_samples)
 
 import numpy as np
@@ -56,6 +56,8 @@ class Assumptions:
 
 
 A = assumptions(Assumptions)
+for sentence in toy.past_training(A.prompt_tokens + A.new_tokens):
+    print_text(sentence)
 OUT = console.out_folder()                                 # the tables stand there for a while
 
 # %% [markdown]

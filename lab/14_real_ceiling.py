@@ -87,6 +87,8 @@ if A.random_weights and A.target != models.DEFAULT:
 started = perf_counter()
 target = (random_model(A.random_weights, A.device, A.dtype) if A.random_weights else
           models.load(A.target, A.device, A.dtype))
+for sentence in target.notes:
+    print_text(sentence)
 loading = perf_counter() - started
 bandwidth = measure_this_machine().bandwidth if target.device.type == "cpu" else timing.read_bandwidth(target.device)
 copy, ask = ([random_ids(target, max(n, A.gamma)) for n in (80, 40)] if target.random else

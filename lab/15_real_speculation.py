@@ -16,7 +16,7 @@
 from dataclasses import dataclass
 from statistics import median
 
-from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, fmt_time, observe, print_table,
+from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, fmt_time, observe, print_table, print_text,
                      progress, record_samples)
 
 import numpy as np
@@ -90,6 +90,8 @@ if A.random_weights and (A.target != models.DEFAULT or A.draft):
 KINDS, TOP = ("repeat", "code", "prose"), (1, 2, 4, 8)
 target = (random_model(A.random_weights, A.device, A.dtype, A.seed) if A.random_weights else
           models.load(A.target, A.device, A.dtype))
+for sentence in target.notes:
+    print_text(sentence)
 means_nothing = " (random weights: acceptance means nothing)" if target.random else ""
 
 

@@ -15,7 +15,7 @@
 from dataclasses import dataclass
 from statistics import median
 
-from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, observe, print_table, progress,
+from console import (BadInput, Count, NonNegative, OneOf, Within, assumptions, observe, print_table, print_text, progress,
                      record_samples)
 
 import numpy as np
@@ -85,6 +85,8 @@ KINDS = {"repeat": A.repeat_tokens, "code": A.code_tokens, "open": A.open_tokens
 
 # %%
 target = models.load(A.target, A.device, A.dtype)
+for sentence in target.notes:
+    print_text(sentence)
 if target.hf_tokenizer is None:
     raise BadInput(f"{target.name} has no tokenizer, and the texts are read with one: name a model that has.")
 prompts = {kind: target.chat(PROMPTS[kind][0]) for kind in KINDS}

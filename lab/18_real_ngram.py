@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import console
-from console import (BadInput, Count, OneOf, Within, assumptions, fmt_bytes, observe, print_table, progress,
+from console import (BadInput, Count, OneOf, Within, assumptions, fmt_bytes, observe, print_table, print_text, progress,
                      record_samples)
 
 import numpy as np
@@ -69,6 +69,8 @@ TASKS = {"repeat": PROMPTS["repeat"][0], "edit code": PROMPTS["code"][0], "open"
 
 # %%
 target = models.load(A.target, A.device, A.dtype)
+for sentence in target.notes:
+    print_text(sentence)
 if target.hf_tokenizer is None:
     raise BadInput(f"{target.name} has no tokenizer, and n-gram tables are counted with one: name a model that has.")
 words = tokenizer_of(target.hf_tokenizer)

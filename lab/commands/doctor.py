@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Iterable
 
@@ -19,6 +20,7 @@ def run(demos: Iterable[Path]) -> int:
     """Print packages, machine and models, and how many of these demos can run; 0."""
     _print_packages()
     _print_machine()
+    _print_toy()
     _print_models()
     cards = [console.demo_card(path) for path in demos]
     lacks = {card["number"]: lacking(card) for card in cards}
@@ -93,6 +95,13 @@ def _gpu() -> str:
     if torch.backends.mps.is_available():
         return "Apple GPU (mps)"
     return "none that torch sees"
+
+
+def _print_toy() -> None:
+    with suppress(ImportError):  # said above, as a package that is missing
+        from lab import toy
+        print_text(f"The toy models of demos 01 to 13 were trained on texts of up to {toy.TRAINED_LENGTH} tokens and hold "
+                   f"{toy.load_params('large')[1].max_length}.")
 
 
 def _print_models() -> None:

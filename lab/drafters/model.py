@@ -81,12 +81,10 @@ class Follower:
         return self._base + n
 
 
-class ModelDrafter:
-    """A smaller model drafts a chain, one forward per token.
+class FromModel:
+    """What drafters share that run a smaller model: its cache follows the sequence.
 
-    sampler: how it draws; None draws as the target does, which accepts most. After each round its cache is committed up
-    to what was kept, and the next proposal sends what it has not read yet (the target's own token, and the last draft
-    token when all were accepted) in its first forward.
+    sampler: how the model draws; None draws as the target does, which accepts most.
     """
 
     def __init__(self, model: Decoder, sampler: Sampler | None = None, name: str | None = None):
@@ -98,6 +96,18 @@ class ModelDrafter:
         check_vocabulary(target, self.model)
         self._vocab_size, self._sampler = target.vocab_size, self._own or sampler
         self._follower.start(prompt)
+
+    def verified(self, tokens, path, hidden):
+        self._follower.verified(tokens)
+
+
+class ModelDrafter(FromModel):
+    """A smaller model drafts a chain, one forward per token.
+
+    sampler: how it draws; None draws as the target does, which accepts most. After each round its cache is committed up
+    to what was kept, and the next proposal sends what it has not read yet (the target's own token, and the last draft
+    token when all were accepted) in its first forward.
+    """
 
     def propose(self, tokens, gamma, rng) -> Draft:
         draft, history = Draft(), list(tokens) if self._sampler.repetition_penalty != 1 else []
@@ -112,9 +122,6 @@ class ModelDrafter:
             history.append(token)
             unread = [token]
         return draft
-
-    def verified(self, tokens, path, hidden):
-        self._follower.verified(tokens)
 
     def _goes_on(self, token, q, row, history) -> bool:
         """Whether to draft on behind this token, which is part of the draft either way."""

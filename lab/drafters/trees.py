@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lab.support.errors import BadInput
-from decode_lab import Decoder, Draft, Sampler, draw, name_of, residual, to_numpy
-from lab.drafters.model import Follower, check_vocabulary, fit_row
+from decode_lab import Decoder, Draft, Sampler, draw, residual, to_numpy
+from lab.drafters.model import FromModel, fit_row
 
 
 class TreeShape:
@@ -48,7 +48,7 @@ class TreeShape:
         return max(self.depths, default=0)
 
 
-class TreeDrafter:
+class TreeDrafter(FromModel):
     """A smaller model drafts a tree of a fixed shape, one forward per level.
 
     sample=False: a node's children are the model's most likely next tokens, deterministic candidates. sample=True:
@@ -58,14 +58,8 @@ class TreeDrafter:
 
     def __init__(self, model: Decoder, shape: TreeShape, sampler: Sampler | None = None, sample: bool = False,
                  name: str | None = None):
-        self.model, self.shape, self._own, self.sample = model, shape, sampler, sample
-        self.name = name or name_of(model, "model")
-        self._follower = Follower(model)
-
-    def start(self, target, sampler, prompt):
-        check_vocabulary(target, self.model)
-        self._vocab_size, self._sampler = target.vocab_size, self._own or sampler
-        self._follower.start(prompt)
+        super().__init__(model, sampler, name)
+        self.shape, self.sample = shape, sample
 
     def propose(self, tokens, gamma, rng) -> Draft:
         draft = Draft(parents=[])
@@ -85,9 +79,6 @@ class TreeDrafter:
             rows = dict(zip(expand, logits))
         self.model.rewind(len(tokens))             # the tree goes: what of it is kept is sent again with the next round
         return self._chosen(draft)
-
-    def verified(self, tokens, path, hidden):
-        self._follower.verified(tokens)
 
     def _level(self, draft, rows, tokens, rng) -> list[int]:
         """Add the children of the nodes in `rows` to the draft -> those to be expanded in turn."""

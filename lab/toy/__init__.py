@@ -3,8 +3,8 @@
 Here: whatever changes or loads the toy. Not here: real models (models), rounding of weights (models/quant).
 """
 
-from lab.toy.family import (DOCUMENT_BREAK, EOS, KINDS, NAMES, WEIGHTS, corpus, decode, encode, heldout, load, load_params,
-                            prompts, save, tokenizer, tokenizer_id)
+from lab.toy.family import (DOCUMENT_BREAK, EOS, KINDS, NAMES, TRAINED_LENGTH, WEIGHTS, corpus, decode, encode, heldout,
+                            load, load_params, past_training, prompts, save, tokenizer, tokenizer_id)
 
-__all__ = ["DOCUMENT_BREAK", "EOS", "KINDS", "NAMES", "WEIGHTS", "corpus", "decode", "encode", "heldout", "load",
-           "load_params", "prompts", "save", "tokenizer", "tokenizer_id"]
+__all__ = ["DOCUMENT_BREAK", "EOS", "KINDS", "NAMES", "TRAINED_LENGTH", "WEIGHTS", "corpus", "decode", "encode",
+           "heldout", "load", "load_params", "past_training", "prompts", "save", "tokenizer", "tokenizer_id"]

@@ -19,6 +19,7 @@ NAMES = ("small", "medium", "large", "large-exit")
 KINDS = ("code", "prose")
 DOCUMENT_BREAK = "\n<|end|>\n"
 EOS = 0
+TRAINED_LENGTH = 256           # tokens of the longest text in training; the models hold more, and predict it badly
 
 
 @lru_cache(maxsize=1)
@@ -26,6 +27,14 @@ def tokenizer():
     """The family's byte-level BPE tokenizer (tokenizers.Tokenizer); id 0 is <|end|>."""
     from tokenizers import Tokenizer
     return Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
+
+
+def past_training(n_tokens: int) -> list[str]:
+    """What is to be said of texts of n_tokens: a sentence where they are longer than any in training, else nothing."""
+    if n_tokens <= TRAINED_LENGTH:
+        return []
+    return [f"The toy models were trained on texts of up to {TRAINED_LENGTH} tokens. Here they read {n_tokens}: past "
+            f"{TRAINED_LENGTH} they predict badly, so read times and bytes there, not acceptance or quality."]
 
 
 def encode(text: str) -> list[int]:
@@ -89,6 +98,7 @@ class TrainedToy(TransformerLM):
     """A trained model of the family as a decoder, and as a `decode_lab.Text`; it has no chat template."""
 
     eos = (EOS,)
+    trained_length = TRAINED_LENGTH
 
     def __init__(self, name: str):
         super().__init__(*load_params(name), name=name)

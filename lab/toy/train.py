@@ -45,7 +45,7 @@ HELD_OUT_PROSE = ("with", "try", "lambda", "atom-identifiers", "context-managers
                   "operator-summary", "attribute-access", "integers", "numbers", "if", "while", "raise", "del")
 SKIPPED = ("encodings", "test", "tests", "idle_test", "site-packages", "lib2to3", "pydoc_data", "__pycache__", "ensurepip")
 EOS = "<|end|>"
-CONTEXT, BATCH = 256, 16
+CONTEXT, BATCH = toy.TRAINED_LENGTH, 16
 CORPUS_BYTES = 4_000_000                             # of code; of prose there is less, and all is taken
 
 # name -> (configuration, steps, how many of them decay the learning rate, exits trained beside the last layer)

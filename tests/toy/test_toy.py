@@ -118,3 +118,21 @@ def test_unknown_names_are_refused():
         toy.load("huge")
     with pytest.raises(BadInput, match="prose"):
         toy.heldout("poetry")
+
+
+def test_texts_longer_than_any_in_training_are_said():
+    assert toy.past_training(toy.TRAINED_LENGTH) == []
+    sentence, = toy.past_training(400)
+    assert "256" in sentence and "400" in sentence
+    for name in toy.NAMES:
+        assert toy.load(name).trained_length == 256 < toy.load(name).max_length
+
+
+def test_past_the_trained_length_the_large_model_predicts_much_worse():
+    """Why it is said: the mean loss of held-out code behind 256 to 511 tokens, against that behind 64 to 255."""
+    lm, ids = toy.load("large"), np.array(toy.encode(toy.heldout("code"))[:4 * 512]).reshape(4, 512)
+    logits = lm.full_logits(ids)[:, :-1].astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    right = np.take_along_axis(logits, ids[:, 1:, None], -1)[..., 0]
+    loss = np.log(np.exp(logits).sum(-1)) - right
+    assert loss[:, 300:].mean() > loss[:, 64:250].mean() + 1
