@@ -71,9 +71,10 @@ def _named(path: Path, what: str, action):
     except BadInput:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise BadInput(f'"{path}" cannot be loaded as {what}: it is cut short, damaged, or of a kind that transformers '
-                       f"does not load ({reason})") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
+        said = "" if reason.endswith(":") else f" ({reason})"  # a list follows, whose first line alone says nothing
+        raise BadInput(f'"{path}" cannot be loaded as {what}: a file is missing, cut short, damaged, or of a kind that '
+                       f"transformers does not load{said}") from error
 
 
 def _load_folder(path: Path, weights: torch.dtype):

@@ -403,7 +403,7 @@ def test_bad_dtype_and_device(how, message):
 def test_a_broken_file_is_one_sentence(tmp_path):
     for content in (b"", b"GGUF but not really" * 10, b"GGUF" + (3).to_bytes(4, "little") + bytes([9]) * 7):
         (tmp_path / "model.gguf").write_bytes(content)
-        with pytest.raises(BadInput, match="cannot be read: it is cut short, damaged"):
+        with pytest.raises(BadInput, match="cannot be loaded as a GGUF file: a file is missing, cut short, damaged"):
             loading.load(str(tmp_path / "model.gguf"))
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "config.json").write_text("{}")
