@@ -26,6 +26,7 @@ from typing import Callable, Iterable, Sequence
 from lab.support import layout, output, widgets
 from lab.support import record as runs
 from lab.support.cells import Cell, cells, demo_card
+from lab.support.claims import Claim, claim
 from lab.support.errors import HELP, BadInput, nearest, require, unknown
 from lab.support.files import reason, writable, writable_folder, write_bytes, write_text
 from lab.support.flags import (Alpha, Count, Fraction, NonNegative, OneOf, Positive, Rule, Share, Within, as_words, flags,
@@ -36,10 +37,10 @@ from lab.support.text import fmt_bytes, fmt_count, fmt_time, significant
 from lab.support.widgets import sliders
 
 __all__ = [
-    "Alpha", "BadInput", "Cell", "Count", "Fraction", "HELP", "NonNegative", "OUT", "OneOf", "Positive", "ROOT", "Rule",
-    "Share", "WIDTH", "Within", "assumptions", "cells", "columns", "demo_card", "end_quietly", "exit_with", "figure",
-    "flags", "flush", "fmt_bytes", "fmt_count", "fmt_time", "host", "in_notebook", "is_number", "nearest", "observe",
-    "out_folder", "print_header", "print_mark", "print_table", "print_text", "progress", "put", "record",
+    "Alpha", "BadInput", "Cell", "Claim", "Count", "Fraction", "HELP", "NonNegative", "OUT", "OneOf", "Positive", "ROOT",
+    "Rule", "Share", "WIDTH", "Within", "assumptions", "cells", "columns", "demo_card", "end_quietly", "exit_with",
+    "figure", "flags", "flush", "fmt_bytes", "fmt_count", "fmt_time", "host", "in_notebook", "is_number", "nearest", "observe",
+    "out_folder", "print_claim", "print_header", "print_table", "print_text", "progress", "put", "record",
     "record_samples", "require", "run_demo", "sliders", "subplots", "unknown", "versions", "within", "write_bytes",
     "write_text"]
 
@@ -277,27 +278,28 @@ def columns() -> int | None:
 # ------------------------------------------------------------------------------------ observations and samples
 
 
-def observe(id: str, text: str, /, *, holds, measured: bool = False, **values) -> None:
-    """Print and record a claim, `text.format(**values)`, and whether it holds in this run.
+def observe(id: str, text: str, /, *, value=None, at_most=None, at_least=None, holds=None, measured: bool = False,
+            not_judged: str = "", **values) -> None:
+    """Print and record a sentence, and whether what it says is as expected in this run.
 
-    id: what the record calls it, such as "never-slower"; no other observation of the run may have it. measured: the
-    claim rests on a reading of the machine. Raises BadInput when the text names a missing value.
+    id: what the record calls it, such as "never-slower"; no other observation of the run may have it. text: filled in
+    from `values`, and {x} (with a format spec) from `value`, which is held against at_most and at_least: both are
+    printed with enough digits to tell them apart. A yes or no without a value is `holds`. The sentence should be
+    true whichever way it turns out. measured: it rests on a reading of the machine. not_judged: why such a reading is
+    not good enough, as a sentence; it is then neither ok nor broken. BadInput when the text names a missing value.
     """
-    try:
-        sentence = text.format(**values)
-    except (KeyError, IndexError, ValueError) as error:
-        raise BadInput(f'observation "{id}" cannot be filled in from {sorted(values)}: {error}') from None
-    holds = bool(holds)
+    made = claim(id, text, value, at_most, at_least, holds, not_judged, values)
     _narrate()
     if runs.run is not None:
-        runs.run.observations.put(id, text=sentence, holds=holds, measured=bool(measured))
-    print_mark(sentence, holds)
+        given = {"value": value, "at_most": at_most, "at_least": at_least, "not_judged": not_judged or None}
+        runs.run.observations.put(id, text=made.sentence, holds=made.holds, measured=bool(measured),
+                                  **{name: x for name, x in given.items() if x is not None})
+    print_claim(made)
 
 
-def print_mark(text: str, holds: bool) -> None:
-    """Print a sentence marked as one that holds or does not; nothing is recorded."""
-    mark, style = ("[ ok ] ", "green") if holds else ("[ no ] ", "bold red")
-    layout.draw_hanging(mark, style, text if holds else f"Does not hold: {text}")
+def print_claim(made: Claim) -> None:
+    """Print a sentence marked as one that holds, does not hold or was not judged; nothing is recorded."""
+    layout.draw_hanging(*made.mark, made.text)
 
 
 def record_samples(name: str, values) -> None:

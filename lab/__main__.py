@@ -200,28 +200,34 @@ def _summary(results: list[tuple]) -> None:
         print()
     ran = sum(status == 0 for _, status, _, _ in results)
     total = sum(seconds for _, _, seconds, _ in results)
-    holds = [observation["holds"] for _, _, _, observations in results for observation in observations]
+    verdicts = [observation["holds"] for _, _, _, observations in results for observation in observations]
     names = f"demo {results[0][0][:2]}" if len(results) == 1 else f"{ran} of {len(results)} demos"
     said = f"{names} ran" if ran else f"{names} failed"
-    print(f"{host.in_one_line()}: {said} in {total:.1f} s, {holds.count(True)} of {len(holds)} observations hold")
+    unjudged = f", {verdicts.count(None)} not judged" if None in verdicts else ""
+    print(f"{host.in_one_line()}: {said} in {total:.1f} s, {verdicts.count(True)} of {len(verdicts)} observations hold"
+          f"{unjudged}")
 
 
 def _print_results(results: list[tuple]) -> None:
     rows = []
     for name, status, seconds, observations in results:
-        hold = [observation["holds"] for observation in observations]
-        rows.append([name, seconds, hold.count(True), hold.count(False), "ran"] if status == 0 else [
-            name, seconds, None, None, "refused its input" if status == 2 else f"failed ({status})"])
+        verdicts = [observation["holds"] for observation in observations]
+        counts = [verdicts.count(verdict) for verdict in (True, False, None)]
+        ended = "refused its input" if status == 2 else f"failed ({status})"
+        rows.append([name, seconds, None, None, None, ended] if status else [name, seconds, *counts, "ran"])
     print_header("Summary")
-    print_table("summary", ["demo", "seconds", "hold", "do not hold", ""], rows, formats={"seconds": ".1f"})
+    print_table("summary", ["demo", "seconds", "hold", "do not hold", "not judged", ""], rows,
+                formats={"seconds": ".1f"})
     failed = [name for name, status, _, _ in results if status]
     if failed:
         print_text(f"Failed: {', '.join(failed)}.")
     for name, _, _, observations in results:
         for observation in observations:
-            if observation["holds"] is False:
+            if not observation["holds"]:
                 reading = ", a reading of this machine" if observation["measured"] else ""
-                console.print_mark(f"{observation['text']} ({name[:2]}{reading})", holds=False)
+                console.print_claim(console.Claim(
+                    f"{observation['text']} ({name[:2]}{reading})", observation["holds"], observation.get("not_judged", ""),
+                    bounded="value" in observation))
 
 
 def fetch(words: list[str]) -> int:

@@ -106,8 +106,8 @@ def test_a_failing_demo_does_not_stop_the_rest(lab, capfd):
     summary = out[out.index("Summary"):]
     rows = {line.split()[0]: line.split()[2:] for line in summary.splitlines()
             if line[:3] in ("01_", "02_", "04_")}
-    assert rows == {"01_good": ["1", "1", "ran"], "02_failing": ["-", "-", "failed", "(1)"],
-                    "04_other": ["1", "1", "ran"]}
+    assert rows == {"01_good": ["1", "1", "0", "ran"], "02_failing": ["-", "-", "-", "failed", "(1)"],
+                    "04_other": ["1", "1", "0", "ran"]}
     assert "Failed: 02_failing." in summary
     assert re.fullmatch(r"decode-lab .*: 2 of 3 demos ran in [\d.]+ s, 2 of 4 observations hold", out.splitlines()[-1])
     assert "Does not hold: A reading is high. (01, a reading of this machine)" in summary
@@ -174,8 +174,9 @@ def test_a_copy_runs_its_own_code(lab, tmp_path):
     for name in ("__init__.py", "__main__.py"):
         (copy / "lab" / name).write_bytes((console.ROOT / "lab" / name).read_bytes())
     shutil.copytree(console.ROOT / "lab" / "support", copy / "lab" / "support")
-    source = (console.ROOT / "console.py").read_text(encoding="utf-8")
-    (copy / "console.py").write_text(source.replace('"[ ok ] "', '"[mine] "'), encoding="utf-8")
+    (copy / "console.py").write_bytes((console.ROOT / "console.py").read_bytes())
+    claims = copy / "lab" / "support" / "claims.py"
+    claims.write_text(claims.read_text(encoding="utf-8").replace('"[ ok ] "', '"[mine] "'), encoding="utf-8")
     (copy / "lab" / "01_good.py").write_bytes((lab / "01_good.py").read_bytes())
     environment = {**os.environ, "PYTHONPATH": str(console.ROOT), "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run([sys.executable, "-m", "lab", "run", "1"], cwd=copy, env=environment, timeout=60,
