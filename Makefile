@@ -1,4 +1,6 @@
-# make lab        every demo in order           make test       everything that must hold
+# make lab        the lecture: the toy's demos and 14, about four minutes
+# make real       the other demos of the real target, some minutes each
+# make test       everything that must hold
 # make check      ruff, types and the fast tests: run it all the time
 # make nightly    the tests that take long as well: full defaults, every notebook, terminals and signals
 # make notebooks  notebooks/ from the demos     make readme     the outputs shown in README.md, made again
@@ -9,10 +11,13 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: lab test check nightly notebooks readme gpu setup
+.PHONY: lab real test check nightly notebooks readme gpu setup
 
 lab: setup
-	$(PY) -m lab run all
+	$(PY) -m lab run lecture
+
+real: setup
+	$(PY) -m lab run real
 
 check: setup
 	$(PY) -m ruff check .

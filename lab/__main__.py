@@ -1,10 +1,11 @@
 """python -m lab: the lab's front door.
 
     python -m lab                       list the demos
-    python -m lab run 03                run one; also 1-6, 1,4, all, and several of these in a row
+    python -m lab run 03                run one; also 1-6, 1,4, lecture (the toy's demos and 14), real, all
     python -m lab run 05 --batch 32     flags after the numbers go to the demos that know them
     python -m lab doctor                what this machine has: versions, cores, bandwidth, GPU, real models
     python -m lab fetch pythia          bring real models from the hub: pythia, lfm2, lfm3-vl, or owner/name
+    python -m lab clean                 delete the models that were unpacked once and kept
     python -m lab gpu                   the demos of the real target on a CUDA device; records go to results/
     python -m lab ngram build ...       tables of n-grams from text, for drafting; --help says more
     python -m lab chat                  a conversation with a real model, drafted from n-grams; --help says more
@@ -44,7 +45,8 @@ from lab.support.flags import decodable
 
 LAB = Path(__file__).resolve().parent
 ROOT = LAB.parent
-COMMANDS = ("list", "run", "doctor", "fetch", "gpu", "ngram", "chat")
+COMMANDS = ("list", "run", "doctor", "fetch", "clean", "gpu", "ngram", "chat")
+FIRST_REAL = 14  # the demo that ends the lecture; those behind it take minutes each
 
 
 def demos() -> dict[int, Path]:
@@ -53,7 +55,7 @@ def demos() -> dict[int, Path]:
 
 
 def selected(words: list[str], available: dict[int, Path]) -> list[int]:
-    """The numbers that words such as "03", "1-6", "1,4" and "all" name, in order and once each.
+    """The numbers that words such as "03", "1-6", "1,4", "lecture" and "all" name, in order and once each.
 
     A range takes what there is between its ends. Raises BadInput for a word that names no demo.
     """
@@ -65,8 +67,10 @@ def selected(words: list[str], available: dict[int, Path]) -> list[int]:
             name, _, value = word.partition("=")
             raise BadInput(f'unexpected "{cut(word)}": flags begin with --, as in --{cut(name)} {cut(value) or "1"}')
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
-        if word == "all":
-            found = list(available)
+        if word in ("all", "lecture", "real"):
+            low = FIRST_REAL + 1 if word == "real" else 0
+            high = FIRST_REAL if word == "lecture" else max(available, default=0)
+            found = [number for number in available if low <= number <= high]
         elif match:
             low, high = int(match.group(1)), int(match.group(2) or match.group(1))
             found = [number for number in available if low <= number <= high]
@@ -89,7 +93,7 @@ def list_demos() -> int:
                 [[card["number"], card["question"] or card["title"], card["takes"], card["needs"]]
                  for card in cards],
                 title="The demos")
-    print_text("Run them: python -m lab run 01, run 1-6, run all. This machine: python -m lab doctor.")
+    print_text("Run them: python -m lab run 01, run 1-6, run lecture, run real. This machine: python -m lab doctor.")
     return 0
 
 
@@ -250,7 +254,7 @@ def main(argv: list[str]) -> int:
     decodable(argv)
     command, rest = (argv[0], argv[1:]) if argv else ("list", [])
     asks = rest in (["-h"], ["--help"])
-    if command in ("-h", "--help", "help") or command in ("list", "run", "doctor", "fetch") and asks:
+    if command in ("-h", "--help", "help") or command in ("list", "run", "doctor", "fetch", "clean") and asks:
         print((__doc__ or f"python -m lab {'|'.join(COMMANDS)}").strip())  # -OO drops docstrings
         return 0
     missing = [name for name in ("rich", "tyro") if importlib.util.find_spec(name) is None]
@@ -279,6 +283,10 @@ def main(argv: list[str]) -> int:
         from lab.chat import command as chat
 
         return chat.run(rest)
+    if command == "clean":
+        from lab.commands import clean
+
+        return clean.run(rest)
     if rest:
         raise BadInput(f'{command} takes nothing after it, so "{rest[0]}" is not possible there')
     if command == "list":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Iterable
 
 import console
+from lab.models import unpacked
 from lab.models.finding import find_models
 from console import print_table, print_text
 from lab.support import host
@@ -117,3 +118,7 @@ def _print_models() -> None:
         if model["found"]:  # a path on a line of its own can be copied whole
             print_text(f"{model['name']} is")
             print(console.within(model["where"]))
+    kept = unpacked.size()
+    print_text(f"Unpacked models, {console.fmt_bytes(kept)} (python -m lab clean deletes them), are in" if kept
+               else "The default model is unpacked when it is first needed, and kept in")
+    print(unpacked.cache_folder())

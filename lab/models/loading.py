@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from console import BadInput, progress, unknown
+from lab.models import unpacked
 from lab.models.decoder import HFDecoder
 from lab.models.files import check_folder
 from lab.models.finding import DTYPES, locate
@@ -56,8 +57,9 @@ def load(name: str | None = None, device: str = "cpu", dtype: str = "float32") -
     from transformers.utils import logging
     logging.disable_progress_bar()
     if path.suffix.lower() == ".gguf":
-        model, tokenizer = _named(path, "a GGUF file", lambda: _load_gguf(path, weights))
+        model, tokenizer = _named(path, "a GGUF file", lambda: _load_unpacked(path, weights))
         return HFDecoder(packed(model.to(place)), tokenizer, shown)
+    check_folder(path)
     model, tokenizer, processor, unused = _load_folder(path, weights)
     decoder = HFDecoder(packed(model.to(place)), tokenizer, shown, processor)
     decoder.notes += unused
@@ -80,7 +82,6 @@ def _named(path: Path, what: str, action):
 def _load_folder(path: Path, weights: torch.dtype):
     """(model, tokenizer, image processor or None, sentences on weights that nothing reads) of a model's folder."""
     import transformers
-    check_folder(path)
     tokenizer = _named(path, "a tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
     config = _named(path / "config.json", "a configuration",
                     lambda: transformers.AutoConfig.from_pretrained(path, **LOCAL))
@@ -120,6 +121,8 @@ def load_tokenizer(name: str | None = None):
     if path.suffix.lower() != ".gguf":
         check_folder(path)
         return _named(path, "a tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
+    if unpacked.is_kept(kept := unpacked.place(path)):
+        return transformers.AutoTokenizer.from_pretrained(kept, **LOCAL)
     with _gguf_read_once():
         return _named(path, "a tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, **LOCAL))
@@ -137,6 +140,14 @@ def _gguf_read_once():
         for name in ("GGUFReader", "get_tensor_name_map"):
             stack.enter_context(mock.patch.object(gguf, name, functools.lru_cache(getattr(gguf, name))))
         yield stack
+
+
+def _load_unpacked(path: Path, dtype: torch.dtype):
+    """(model, tokenizer) of a GGUF file; a small one is unpacked once, and then comes from the cache."""
+    kept = unpacked.place(path)
+    if not unpacked.is_kept(kept) and path.stat().st_size <= unpacked.LARGEST:
+        unpacked.keep(kept, *_load_gguf(path, torch.float32))
+    return _load_folder(kept, dtype)[:2] if kept.is_dir() else _load_gguf(path, dtype)
 
 
 def _load_gguf(path: Path, dtype: torch.dtype):
