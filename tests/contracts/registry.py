@@ -146,8 +146,9 @@ def rounded(name, limit=64):
 
 def real_cases():
     """Rows alone (Llama, Qwen3, GPT-NeoX), rows and states (LFM2, LFM3), trees as paths (GPT-Neo, Mistral's window)."""
-    names = "Llama", "Qwen3", "GPT-NeoX", "LFM2", "LFM3", "GPT-Neo", "Mistral"
-    return {name: real_case(name) for name in names} | {
+    names = "Qwen3", "GPT-NeoX", "LFM2", "LFM3", "GPT-Neo", "Mistral"
+    return {"Llama": DecoderCase(partial(real, "Llama", 320), limit=partial(real, "Llama", 12))} | {
+        name: real_case(name) for name in names} | {
         f"{name}, first layers": DecoderCase(partial(first_layers, name), limit=partial(first_layers, name, 12))
         for name in ("Llama", "LFM3")} | {
         "Llama, rounded": DecoderCase(partial(rounded, "Llama"), limit=partial(rounded, "Llama", 12))}

@@ -98,6 +98,18 @@ def test_a_chain_in_pieces_is_one_chain(case, pieces, committing):
     close(case, np.concatenate(rows), plain(case, text))
 
 
+def test_a_cache_that_grows_loses_no_row(case):
+    """Past the rows that a cache begins with: 64 in the toy, 256 in the real decoder."""
+    model = case.make()
+    n = min(getattr(model, "max_length", None) or 300, 300)
+    text, cuts = ids(model, n), [0, n // 30, 2 * n // 3, 2 * n // 3 + 1, n - 1, n]
+    rows = []
+    for a, b in zip(cuts, cuts[1:]):
+        rows.append(np.asarray(model.send(text[a:b])))
+        model.commit(range(b - a))
+    close(case, np.concatenate(rows), plain(case, text))
+
+
 def test_a_chain_may_be_sent_as_nodes_with_parents(case):
     model = case.make()
     text = ids(model, 12)
