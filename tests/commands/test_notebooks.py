@@ -74,7 +74,7 @@ def test_only_the_numbers_named_change():
 
 @pytest.mark.parametrize("demo", [pytest.param(demo, id=demo.stem, marks=(
     pytest.mark.slow if demo.stem.startswith("05") else pytest.mark.nightly)) for demo in DEMOS])
-def test_a_notebook_executes(demo, monkeypatch):
+def test_a_notebook_executes(demo):
     notebook = with_numbers(notebooks.build(demo), QUICK.get(int(demo.stem[:2]), {}))
     notebook = notebooks.execute(notebook, demo.stem)
     text = "".join(output.get("text", "") for cell in notebook.cells if cell.cell_type == "code"

@@ -5,7 +5,7 @@ DECODERS: name -> DecoderCase. DRAFTERS: name -> DrafterCase. POLICIES: name -> 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -23,7 +23,8 @@ from lab.measure.exactness import Table
 from lab.measure.known_texts import KnownText, Remembered
 from lab.measure.scripted import FakeDecoder, ProtocolError, table_logits
 from lab.models.kept_prefix import KeptPrefix
-from lab.toy.transformer import Config, TransformerLM, init_params
+from lab.models.pending import check_settled
+from lab.toy.transformer import Config, TransformerLM, config_like, init_params, truncate
 
 # -- decoders --------------------------------------------------------------------------------------------------
 
@@ -62,6 +63,12 @@ def tiny(max_length=160, heads=6, kv=2):
     return TransformerLM(params, Config(**{**config.__dict__, "max_length": max_length}), "tiny")
 
 
+def tiny_exit(max_length=160):
+    """Two of the three layers, as an early exit drafts."""
+    params, config = tiny_params()
+    return TransformerLM(truncate(params, 2), config_like(config, n_layers=2, max_length=max_length), "tiny exit")
+
+
 def long_memory(vocab_size):
     """Logits that each token of the text and its place change."""
     table = np.random.default_rng(0).standard_normal((64, vocab_size, vocab_size))
@@ -90,12 +97,69 @@ def real_case(name):
     return DecoderCase(lambda: real(name), limit=lambda: real(name, 12))
 
 
-# Rows alone, rows and states, and trees that go as paths over rows alone.
-REAL = {name: real_case(name) for name in ("Llama", "LFM3", "GPT-Neo")} if find_spec("torch") else {}
+class WithItsTarget:
+    """The first layers of a model, with the target that commits for them: together a decoder.
+
+    First layers compute the keys that the target computed, so that a fresh one is the reference. Their own commit and
+    prefill are refused: tests/models/test_layers.py.
+    """
+
+    def __init__(self, target, n_layers):
+        from lab.models.layers import LayerDraft
+        self.target, self.draft = target, LayerDraft(target, range(n_layers))
+        self.draft.max_length = target.max_length
+
+    def __getattr__(self, name):
+        return getattr(self.draft, name)
+
+    def send(self, tokens, parents=None):
+        return self.draft.send(tokens, parents)
+
+    def prefill(self, tokens):
+        check_settled(self)
+        self.target.prefill(tokens)
+
+    def commit(self, nodes):
+        pending = self.draft._pending
+        tokens = [pending.tokens[i] for i in pending.path(nodes)]
+        self.draft.commit([])
+        if tokens:
+            self.target.prefill(tokens)
+
+    def rewind(self, length):
+        if length == 0 or self.rewind_floor <= length < self.committed:
+            self.target.rewind(length)
+        self.draft.rewind(length)
+
+
+def first_layers(name, limit=64):
+    return WithItsTarget(real(name, limit), 2)
+
+
+def rounded(name, limit=64):
+    """The model with its weights rounded to 8 bits, in a cache of its own."""
+    from lab.models.rounded import quantized
+    decoder = quantized(real(name), "int8")
+    decoder.max_length = limit
+    return decoder
+
+
+def real_cases():
+    """Rows alone (Llama, Qwen3, GPT-NeoX), rows and states (LFM2, LFM3), trees as paths (GPT-Neo, Mistral's window)."""
+    names = "Qwen3", "GPT-NeoX", "LFM2", "LFM3", "GPT-Neo", "Mistral"
+    return {"Llama": DecoderCase(partial(real, "Llama", 320), limit=partial(real, "Llama", 12))} | {
+        name: real_case(name) for name in names} | {
+        f"{name}, first layers": DecoderCase(partial(first_layers, name), limit=partial(first_layers, name, 12))
+        for name in ("Llama", "LFM3")} | {
+        "Llama, rounded": DecoderCase(partial(rounded, "Llama"), limit=partial(rounded, "Llama", 12))}
+
+
+REAL = real_cases() if find_spec("torch") else {}
 DECODERS = REAL | {
     "toy": DecoderCase(tiny, limit=lambda: tiny(12)),
     "toy, a head each": DecoderCase(lambda: tiny(heads=3, kv=3), limit=lambda: tiny(12, 3, 3)),
     "toy, one KV head": DecoderCase(lambda: tiny(heads=4, kv=1), limit=lambda: tiny(12, 4, 1)),
+    "toy, first layers": DecoderCase(tiny_exit, limit=lambda: tiny_exit(12)),
     "toy, trained": DecoderCase(lambda: toy.load("small")),
     "toy, kept prefix": DecoderCase(lambda: KeptPrefix(tiny()), limit=lambda: KeptPrefix(tiny(12))),
     "toy, remembered": DecoderCase(lambda: Remembered(tiny()), limit=lambda: Remembered(tiny(12))),

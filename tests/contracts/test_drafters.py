@@ -286,7 +286,7 @@ def test_a_draft_costs_what_it_reads_whatever_the_length_of_the_text(kind, monke
     assert (long.sum(0)[2:] <= 1.1 * short.sum(0)[2:] + 4).all()
 
 
-def test_a_draft_model_at_the_end_of_its_context_costs_nothing_more(kind, monkeypatch):
+def test_a_draft_model_at_the_end_of_its_context_costs_nothing_more(kind):
     """It cannot draft any more; that is found out without reading the text again."""
     if not DRAFTERS[kind].main:
         pytest.skip("no model drafts")

@@ -123,7 +123,7 @@ def no_run(monkeypatch):
     (["-b", "32"], ["-b", "--batch"]),
     (["--json", "/no/such/folder/x.json"], ["--json", "folder"]),
 ])
-def test_a_bad_flag_is_one_sentence_and_nothing_else(tiny, flags, words, capsys, monkeypatch):
+def test_a_bad_flag_is_one_sentence_and_nothing_else(tiny, flags, words, capsys):
     with pytest.raises(BadInput) as caught:
         console.run_demo(tiny, flags)
     assert "\n" not in str(caught.value)

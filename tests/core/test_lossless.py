@@ -180,7 +180,7 @@ LOSSLESS = {                                            # draft model -> drafter
 
 @pytest.mark.parametrize("sampling", SAMPLERS)
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_a_round_has_the_targets_distribution(kind, sampling, monkeypatch):
+def test_a_round_has_the_targets_distribution(kind, sampling):
     """All ways that one round of depth two can go, its text completed to three tokens by plain sampling: the
     joint distribution of three tokens of the target, to float64 rounding."""
     sampler, prompt = SAMPLERS[sampling], [0, 1, 2, 0, 1]
@@ -211,7 +211,7 @@ def test_a_round_has_the_targets_distribution(kind, sampling, monkeypatch):
 @pytest.mark.parametrize("kind, n_new", [("plain", 3), ("chain", 3), ("chain at another temperature", 3),
                                          ("greedy chain", 3), ("lookup", 3), ("tree", 2),
                                          ("tree with replacement", 2), ("deterministic tree", 3)])
-def test_a_whole_run_has_the_targets_distribution(kind, n_new, eos, monkeypatch):
+def test_a_whole_run_has_the_targets_distribution(kind, n_new, eos):
     """Every path through the loop itself, EOS and budget included."""
     sampler, prompt = Sampler(0.8), [0, 1, 0]
     target, model = random_decoder(3, 1, 1.0), random_decoder(3, 2, 1.0)

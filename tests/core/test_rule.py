@@ -35,7 +35,7 @@ def test_acceptance_probability_overlap_and_residual_by_hand():
     assert (p == before).all() and q.tolist() == [0.2, 0.3, 0.5], "neither p nor q is changed"
 
 
-def test_one_candidate_is_lossless_and_accepted_with_the_overlap(monkeypatch):
+def test_one_candidate_is_lossless_and_accepted_with_the_overlap():
     rng = np.random.default_rng(0)
     for p, q in zip(distributions(30, 6, rng), distributions(30, 6, rng)):
         def rule(paths):
@@ -51,7 +51,7 @@ def test_one_candidate_is_lossless_and_accepted_with_the_overlap(monkeypatch):
 
 @pytest.mark.parametrize("way", ["with replacement", "without replacement", "different q", "deterministic",
                                  "the same twice", "mixed"])
-def test_several_candidates_are_lossless(way, monkeypatch):
+def test_several_candidates_are_lossless(way):
     rng = np.random.default_rng(1)
     for p, q, other in zip(*(distributions(12, 4, rng) for _ in range(3))):
         def rule(paths):

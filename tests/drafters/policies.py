@@ -44,7 +44,7 @@ POLICIES = {
 }
 
 
-def law_of(monkeypatch, drafter, gamma, sampler, n_new, eos=(), target=None):
+def law_of(drafter, gamma, sampler, n_new, eos=(), target=None):
     """(law of the n_new tokens, law of plain sampling, the rounds of all paths), enumerated."""
     target, prompt, rounds = target or random_decoder(3, 1, 1.0), [0, 1, 0], []
 

@@ -234,7 +234,7 @@ def three(sizes=(3, 3, 3), tokenizer=None):
 
 
 @pytest.mark.parametrize("kind, sampling, middle_sampler", CASES)
-def test_a_draft_has_the_middles_law_and_reports_it(kind, sampling, middle_sampler, monkeypatch):
+def test_a_draft_has_the_middles_law_and_reports_it(kind, sampling, middle_sampler):
     """Three tokens, two of the inner drafter's among them: as the middle draws alone, which is what q says."""
     prompt, (target, middle, small) = [0, 1, 0, 0, 1], three()            # a penalty sees the first 2
     own = MIDDLE[middle_sampler] or SAMPLERS[sampling]
@@ -255,7 +255,7 @@ def test_a_draft_has_the_middles_law_and_reports_it(kind, sampling, middle_sampl
 
 
 @pytest.mark.parametrize("kind, sampling, middle_sampler", CASES)
-def test_a_run_has_the_targets_law(kind, sampling, middle_sampler, monkeypatch):
+def test_a_run_has_the_targets_law(kind, sampling, middle_sampler):
     """Every path through the loop, to three new tokens."""
     prompt, sampler, (target, middle, small) = [0, 1, 0], SAMPLERS[sampling], three()
     drafter = CascadeDrafter(middle, INNER[kind](small), 1, MIDDLE[middle_sampler])
@@ -269,7 +269,7 @@ def test_a_run_has_the_targets_law(kind, sampling, middle_sampler, monkeypatch):
 
 @pytest.mark.parametrize("eos", [(), (0,)])
 @pytest.mark.parametrize("kind", ["model", "suffix lookup"])
-def test_a_run_with_two_inner_drafts_and_an_end_has_the_targets_law(kind, eos, monkeypatch):
+def test_a_run_with_two_inner_drafts_and_an_end_has_the_targets_law(kind, eos):
     prompt, sampler, (target, middle, small) = [0, 1, 0], Sampler(0.8, top_k=2), three()
     drafter = CascadeDrafter(middle, INNER[kind](small), 2)
 
@@ -282,7 +282,7 @@ def test_a_run_with_two_inner_drafts_and_an_end_has_the_targets_law(kind, eos, m
 
 @pytest.mark.parametrize("sizes", [*permutations((2, 3, 4)), (3, 2, 3), (2, 3, 2)])
 @pytest.mark.parametrize("kind", ["model", "n-grams", "cascade"])
-def test_vocabularies_padded_differently(kind, sizes, monkeypatch):
+def test_vocabularies_padded_differently(kind, sizes):
     """Of target, middle and small: an id that one lacks is neither drawn by it nor shown to it, and bends nothing."""
     prompt, sampler, (target, middle, small) = [0, 1, 0], Sampler(0.9, repetition_penalty=1.2), three(sizes, "t")
 
@@ -330,7 +330,7 @@ def test_the_same_seed_gives_the_same_tokens():
 # -- counts --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n, inner_gamma", [(1, 2), (3, 1), (4, 2), (4, 3)])
-def test_the_cost_of_a_draft_is_the_formulas(n, inner_gamma, monkeypatch):
+def test_the_cost_of_a_draft_is_the_formulas(n, inner_gamma):
     """Over every path: where q and p are the same everywhere, acceptance is their overlap, independent of the past."""
     p, q = np.array([0.6, 0.4]), np.array([0.25, 0.75])
     middle, small = (FakeDecoder(lambda history, d=d: np.log(d), 2) for d in (p, q))

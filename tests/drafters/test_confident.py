@@ -84,12 +84,12 @@ CONFIDENT = {                                                     # the target's
 
 @pytest.mark.parametrize("order", [1, 3])
 @pytest.mark.parametrize("kind", CONFIDENT)
-def test_a_draft_that_ends_by_itself_leaves_the_targets_distribution(kind, order, monkeypatch):
+def test_a_draft_that_ends_by_itself_leaves_the_targets_distribution(kind, order):
     (sampler, own), target, both = CONFIDENT[kind], random_decoder(3, 1, 1.0, order), False
     n_new = 4 if kind == "greedy" else 3                          # its first draft is always the same, not its second
     for threshold in (0.3, 0.45, 0.6, 0.75):
         drafter = ConfidentDrafter(random_decoder(3, 4, 1.0, order), threshold, own)
-        law, plain, rounds = law_of(monkeypatch, drafter, 2, sampler, n_new, target=target)
+        law, plain, rounds = law_of(drafter, 2, sampler, n_new, target=target)
         assert same_distribution(law, plain)
         # Rounds with room for two drafts: the first; of four tokens also the second, behind a refusal at once.
         both |= {1, 2} == {r.drafted for last, r in zip([None, *rounds], rounds)
@@ -98,18 +98,18 @@ def test_a_draft_that_ends_by_itself_leaves_the_targets_distribution(kind, order
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_so_it_does_with_rows_padded_differently(size, monkeypatch):
+def test_so_it_does_with_rows_padded_differently(size):
     target = random_decoder(3, 1, 1.0, tokenizer="same")
     drafter = ConfidentDrafter(random_decoder(size, 5, 1.0, tokenizer="same"), 0.45)
-    law, plain, rounds = law_of(monkeypatch, drafter, 2, Sampler(0.8), 3, target=target)
+    law, plain, rounds = law_of(drafter, 2, Sampler(0.8), 3, target=target)
     assert same_distribution(law, plain) and {1, 2} <= {r.drafted for r in rounds if r.first}
 
 
-def test_longer_drafts_that_end_by_themselves_too(monkeypatch):
+def test_longer_drafts_that_end_by_themselves_too():
     """Three drafts deep, two tokens possible at each place: a draft of three, of two and of one."""
     sampler = Sampler(1.0, top_k=2)
     drafter = ConfidentDrafter(random_decoder(3, 2, 1.0, 3), 0.5)
-    law, plain, rounds = law_of(monkeypatch, drafter, AIMD(3, 1), sampler, 4, target=random_decoder(3, 1, 1.0, 3))
+    law, plain, rounds = law_of(drafter, AIMD(3, 1), sampler, 4, target=random_decoder(3, 1, 1.0, 3))
     assert same_distribution(law, plain) and {r.drafted for r in rounds if r.first} == {1, 2, 3}
 
 
@@ -124,6 +124,6 @@ class Dropping(ConfidentDrafter):
         return draft
 
 
-def test_a_draft_cut_before_a_token_because_of_that_token_bends_the_distribution(monkeypatch):
-    law, plain, _ = law_of(monkeypatch, Dropping(random_decoder(3, 4, 1.0), 0.45), 2, Sampler(0.8), 3)
+def test_a_draft_cut_before_a_token_because_of_that_token_bends_the_distribution():
+    law, plain, _ = law_of(Dropping(random_decoder(3, 4, 1.0), 0.45), 2, Sampler(0.8), 3)
     assert not same_distribution(law, plain, 0.01)

@@ -313,7 +313,7 @@ def test_greedy_output_is_that_of_plain_decoding(gamma, price):
 
 @pytest.mark.parametrize("price", [0, 0.3])
 @pytest.mark.parametrize("lookup", ["suffixes", None])
-def test_sampled_output_has_the_targets_distribution(monkeypatch, lookup, price):
+def test_sampled_output_has_the_targets_distribution(lookup, price):
     """Every way that the draws can fall is summed; what was refused in one round changes what the next one drafts."""
     prompt, n_new, sampler = [1, 0, 1, 2, 1], 4, Sampler(0.9)
     tables, rounds = [counted([0, 1, 0, 1, 2, 2, 0, 1], n, vocab_size=3) for n in (2, 3)], set()

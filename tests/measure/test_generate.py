@@ -69,7 +69,7 @@ def test_plain_generate_is_our_plain_decoding_one_forward_per_token(decoder, n_p
     assert 0 < rival.ttft <= rival.seconds and (n_new == 1 or 0 < rival.tpot < rival.seconds)
 
 
-def test_times_are_those_of_the_forwards(decoder, monkeypatch):
+def test_times_are_those_of_the_forwards(decoder):
     from time import sleep
     calls = []
     hook = decoder.model.register_forward_hook(lambda *a: (calls.append(1), sleep(0.2 if len(calls) == 1 else 0.05))[0])

@@ -13,8 +13,9 @@ import transformers
 from decode_lab import Run, Sampler, autoregressive_generate, speculative_generate, tree_generate
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-import fakes
 from console import BadInput
+from lab.measure.enumeration import exact, outcomes, same_distribution
+from lab.measure.scripted import chain, tree
 from lab.models.decoder import HFDecoder
 
 torch.set_num_threads(1)
@@ -113,7 +114,7 @@ class Oracle:
         wrong = [(len(tokens) + i) % 3 == 0 for i in range(len(right))]
         if not self.tree:
             said = [(t + 1) % V if w else t for t, w in zip(right, wrong)]
-            return fakes.chain(said)
+            return chain(said)
         said, parents, parent = [], [], -1
         for depth, (t, second) in enumerate(zip(right, wrong)):  # two candidates, the right one is either
             first = len(said)
@@ -122,7 +123,7 @@ class Oracle:
             if depth + 1 < len(right):                          # and a child of one of them that leads nowhere
                 said, parents = [*said, 5], [*parents, first]
             parent = first + second
-        return fakes.tree(said, parents)
+        return tree(said, parents)
 
 
 def past(decoder):
@@ -172,11 +173,11 @@ def test_a_model_drafts_for_itself_through_rejections_and_trees(kind, model, tex
     """The draft's own cache, rolled back in turn: its weights are the target's, a little off."""
     target, draft = HFDecoder(model), HFDecoder(noisy(model, 0.1))
     shape = TreeShape.branching((2, 2, 1))
-    for drafter, tree in ((ModelDrafter(draft), False), (TreeDrafter(draft, shape), True)):
+    for drafter, as_tree in ((ModelDrafter(draft), False), (TreeDrafter(draft, shape), True)):
         runs = []
         for n_prompt, text in texts[::20]:
             prompt = text[:n_prompt]
-            out, run = (tree_generate(target, drafter, prompt, N_NEW) if tree else
+            out, run = (tree_generate(target, drafter, prompt, N_NEW) if as_tree else
                         speculative_generate(target, drafter, prompt, N_NEW, gamma=3))
             assert out.tolist() == text
             runs.append(run)
@@ -196,7 +197,7 @@ def noisy(model, scale):
 # -- sampled -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("how", ["chain", "tree"])
-def test_sampled_output_has_the_target_s_distribution(kind, model, how, monkeypatch):
+def test_sampled_output_has_the_target_s_distribution(kind, model, how):
     """Summed over every way that the draws and the acceptance tests can fall, not sampled."""
     if kind == "Mistral":
         pytest.skip("the same cache as Llama's, and its trees go as those of the hybrids")
@@ -212,9 +213,9 @@ def test_sampled_output_has_the_target_s_distribution(kind, model, how, monkeypa
             out, _ = tree_generate(target, drafter, prompt, n_new, rng=rng, sampler=sampler)
         return tuple(out[len(prompt):].tolist())
 
-    wanted = fakes.exact(lambda history: rows_of(model, [history])[0, -1], sampler, prompt, n_new)
-    found = fakes.outcomes(run)
-    assert len(wanted) == 8 and fakes.same_distribution(found, wanted, 1e-4)
+    wanted = exact(lambda history: rows_of(model, [history])[0, -1], sampler, prompt, n_new)
+    found = outcomes(run)
+    assert len(wanted) == 8 and same_distribution(found, wanted, 1e-4)
 
 
 # -- the pieces --------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate
-import fakes
 from console import BadInput
 from lab.chat.check import compared
 from lab.chat.command import run as run_chat
 from lab.measure import divergence
+from lab.measure.scripted import ScriptedDrafter, from_text, tree
 from lab.models import loading
 from lab.models.decoder import HFDecoder
 from lab.models.kept_prefix import KeptPrefix
@@ -143,7 +143,7 @@ def test_greedy_text_about_an_image_is_that_of_generate(decoder, folder, how):
         sent = torch.tensor([ids])
         wanted = decoder.model.generate(input_ids=sent, attention_mask=torch.ones_like(sent), max_new_tokens=16,
                                         do_sample=False, **inputs(decoder, folder, "a"))[0].tolist()
-    drafter = fakes.from_text(wanted, wrong={len(ids) + 3, len(ids) + 8}, vocab_size=decoder.vocab_size)
+    drafter = from_text(wanted, wrong={len(ids) + 3, len(ids) + 8}, vocab_size=decoder.vocab_size)
     if how == "plain":
         out, run = autoregressive_generate(decoder, ids, 16, eos=decoder.eos)
     elif how == "chain":
@@ -154,9 +154,9 @@ def test_greedy_text_about_an_image_is_that_of_generate(decoder, folder, how):
 
         def branching(tokens, gamma):
             chain = plan(tokens, min(gamma, 3))
-            return fakes.tree([*chain, 7], [*range(-1, len(chain) - 1), -1])
+            return tree([*chain, 7], [*range(-1, len(chain) - 1), -1])
 
-        out, run = tree_generate(decoder, fakes.ScriptedDrafter(branching), ids, 16, eos=decoder.eos)
+        out, run = tree_generate(decoder, ScriptedDrafter(branching), ids, 16, eos=decoder.eos)
         assert run.accepted > 5
     assert out.tolist() == wanted
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import transformers
 
 from decode_lab import autoregressive_generate, speculative_generate, tree_generate
-from fakes import from_text
+from lab.measure.scripted import from_text
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.models.decoder import HFDecoder
 

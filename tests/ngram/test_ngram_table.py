@@ -309,7 +309,7 @@ def test_verify_sees_the_keys_of_one_piece_follow_those_of_the_last(tmp_path, mo
 
 # -- reading files -------------------------------------------------------------------------------------------
 
-def test_a_table_that_shrinks_or_fails_while_it_is_verified_is_one_sentence(tmp_path, monkeypatch):
+def test_a_table_that_shrinks_or_fails_while_it_is_verified_is_one_sentence(tmp_path):
     path = tmp_path / "t.ngram"
     write(path)
     with NgramTable.open(path, "ram") as table:
