@@ -23,7 +23,7 @@ import typing
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 
-from lab.support import layout, output, widgets
+from lab.support import layout, output, packages, widgets
 from lab.support import record as runs
 from lab.support.cells import Cell, cells, demo_card
 from lab.support.claims import Claim, claim
@@ -38,14 +38,16 @@ from lab.support.widgets import sliders
 
 __all__ = [
     "Alpha", "BadInput", "Cell", "Claim", "Count", "Fraction", "HELP", "NonNegative", "OUT", "OneOf", "Positive", "ROOT",
-    "Rule", "Share", "WIDTH", "Within", "assumptions", "cells", "columns", "demo_card", "end_quietly", "exit_with",
+    "Rule", "Share", "WIDTH", "WORK", "Within", "assumptions", "cells", "columns", "demo_card", "end_quietly", "exit_with",
     "figure", "flags", "flush", "fmt_bytes", "fmt_count", "fmt_time", "host", "in_notebook", "is_number", "nearest", "observe",
     "out_folder", "print_claim", "print_header", "print_table", "print_text", "progress", "put", "record",
     "record_samples", "require", "run_demo", "sliders", "subplots", "unknown", "versions", "within", "write_bytes",
     "write_text"]
 
 ROOT = Path(__file__).resolve().parent
-OUT = Path(os.environ.get("DECODE_LAB_OUT") or ROOT / "out").absolute()  # where figures go
+# Where out/ and results/ go: the lab's folder, or the current one where only an installed copy of the lab is run.
+WORK = ROOT if packages.in_project() else Path.cwd()
+OUT = Path(os.environ.get("DECODE_LAB_OUT") or WORK / "out").absolute()  # where figures go
 
 
 # ------------------------------------------------------------------------------------------ a demo as a script
@@ -58,9 +60,9 @@ def _end(kind, error, trace) -> None:
         run.failed = True
     if issubclass(kind, BadInput):
         exit_with(error)
-    if issubclass(kind, ModuleNotFoundError) and not (run and run.assumptions):  # the demo's imports
-        exit_with(BadInput(f'the package "{error.name}" cannot be found by {sys.executable}: '
-                           "make setup installs what the demos need"))
+    importing = not (run and run.assumptions)  # the demo has come no further than its imports
+    if issubclass(kind, ModuleNotFoundError) and (importing or packages.command_for(str(error.name))):
+        exit_with(packages.not_found(error))
     if issubclass(kind, KeyboardInterrupt):
         raise SystemExit(130)
     if issubclass(kind, BrokenPipeError):  # `| head`: the reader has what it wanted

@@ -39,7 +39,7 @@ from pathlib import Path
 
 import console
 from console import print_header, print_table, print_text
-from lab.support import host
+from lab.support import host, packages
 from lab.support.errors import BadInput, cut, unknown
 from lab.support.flags import decodable
 
@@ -308,6 +308,10 @@ def entry(argv: list[str], command=main) -> int:
         return status
     except BadInput as error:
         console.exit_with(error)
+    except ModuleNotFoundError as error:
+        if packages.command_for(str(error.name)) is None:  # a fault of the lab's own
+            raise
+        console.exit_with(packages.not_found(error))
     except BrokenPipeError:  # `| head`: the reader has what it wanted
         console.end_quietly()
     except KeyboardInterrupt:

