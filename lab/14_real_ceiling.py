@@ -35,7 +35,7 @@ from llm_math import expected_tokens, fit_step_time, tau_from_positions
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = models.DEFAULT
+    target: models.Real = models.DEFAULT
     """A known name, a hub id in the local cache, a folder, or a .gguf file."""
     random_weights: str = ""
     """Or a registered shape, such as pythia-2.8b, weights drawn: times and c are real, acceptance means nothing."""
@@ -94,18 +94,23 @@ bandwidth = measure_this_machine().bandwidth if target.device.type == "cpu" else
 copy, ask = ([random_ids(target, max(n, A.gamma)) for n in (80, 40)] if target.random else
              [target.chat(f"Repeat this text word for word:\n\n{A.text}"), target.chat(A.question)])
 prompts = {"text to repeat": copy, "open question": ask}
-shape, weights = target.shape(), target.streamed_bytes()
-ratio = shape.streamed_bytes() / weights
-print_table("bytes", ["weights of one forward", "bytes", "over counted"],
-            [["from the configuration", shape.streamed_bytes(), ratio], ["counted", weights, 1.0]],
+(shape, left_out), weights = target.shape_or_reason(), target.streamed_bytes()
+rows = [["counted", weights, 1.0]]
+if shape:
+    rows.insert(0, ["from the configuration", shape.streamed_bytes(), shape.streamed_bytes() / weights])
+else:
+    print_text(left_out)
+print_table("bytes", ["weights of one forward", "bytes", "over counted"], rows,
             title=f"{target.name}, {A.dtype}", formats={"bytes": fmt_bytes, "over counted": ".4f"})
-observe("bytes-predicted",
-        "The configuration alone predicts the bytes of a forward to {off:.2%}: less than 1%.",
-        off=abs(ratio - 1), holds=abs(ratio - 1) < 0.01)
+if shape:
+    off = abs(shape.streamed_bytes() / weights - 1)
+    observe("bytes-predicted", "The configuration alone predicts the bytes of a forward to {off:.2%}: less than 1%.",
+            off=off, holds=off < 0.01)
 
 autoregressive_generate(target, ask, 4)  # a warm-up
 _, plain = autoregressive_generate(target, ask, A.new_tokens, eos=target.eos)
-cache = shape.kv_bytes(len(ask) + plain.n_tokens / 2, target.kv_dtype)
+held = len(ask) + plain.n_tokens / 2
+cache = shape.kv_bytes(held, target.kv_dtype) if shape else target.cache.nbytes * held / target.committed
 byte_time, tpot = (weights + cache) / bandwidth, plain.per_token
 share, prefill = byte_time / tpot, plain.ttft / len(ask) / tpot
 print_table("plain", ["reading", "value"],

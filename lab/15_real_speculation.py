@@ -38,16 +38,16 @@ from lab.models.quant import parse_scheme
 from lab.measure.known_texts import Remembered
 from lab.models.kept_prefix import KeptPrefix
 from lab.models.layer_search import search_layers
-from lab.models.layers import LayerDraft
+from lab.models.layers import LayerDraft, why_no_layers
 from lab.models.rounded import draft_bytes, integer_kernels, quantized
 from lab.toy.transformer import softmax
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = models.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
+    target: models.Real = models.DEFAULT                  # A known name, a hub id in the local cache, a folder, a .gguf file.
     random_weights: str = ""                          # Or a registered shape: acceptance then means nothing.
-    draft: str = ""                                   # A smaller model of the family, by name or folder; "" for none.
+    draft: models.Real = ""                           # A smaller model of the family, by name or folder; "" for none.
     device: str = "cpu"                               # cpu, cuda, cuda:1, or auto.
     dtype: OneOf(*models.DTYPES) = "float32"              # Of weights and cache.
     first: Count = 8                                  # Layers of the draft that is the target's first ones.
@@ -109,10 +109,14 @@ def rounded(scheme: str):
 
 
 plain, prompts = Method(), {kind: [ids_of(text) for text in PROMPTS[kind][1:1 + A.texts]] for kind in KINDS}
-first = LayerDraft(target, range(A.first))
-found = search_layers(target, [ids_of(text) for text in PROMPTS["open"][1:5]], A.kept, A.seed)
-family = {f"first {A.first}": (first, "the target's"),
-          f"{A.kept} kept": (LayerDraft(target, found), "the target's"),
+without = why_no_layers(target)
+if without:
+    print_text(f"Drafts by some of its layers are left out: {without}.")
+else:
+    first = LayerDraft(target, range(A.first))
+    found = search_layers(target, [ids_of(text) for text in PROMPTS["open"][1:5]], A.kept, A.seed)
+family = {**({} if without else {f"first {A.first}": (first, "the target's"),
+                                 f"{A.kept} kept": (LayerDraft(target, found), "the target's")}),
           **{scheme: rounded(scheme) for scheme in A.schemes},
           **({A.draft: (models.load(A.draft, A.device, A.dtype), "its own")} if A.draft else {})}
 family, kernels = ({name: pair[i] for name, pair in family.items()} for i in (0, 1))

@@ -40,7 +40,7 @@ from lab.drafters.tiers import NgramDrafter, tier_name
 
 @dataclass(frozen=True)
 class Assumptions:
-    target: str = models.DEFAULT                          # A known name, a hub id in the local cache, a folder, a .gguf file.
+    target: models.Real = models.DEFAULT                  # A known name, a hub id in the local cache, a folder, a .gguf file.
     device: str = "cpu"                               # cpu, cuda, cuda:1, or auto.
     dtype: OneOf(*models.DTYPES) = "float32"              # Of weights and cache.
     corpus: tuple[str, ...] = ()                      # Files and folders behind the tables; none for the lab's own corpus.

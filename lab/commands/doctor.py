@@ -86,7 +86,7 @@ def _print_machine() -> None:
     try:
         import hw_specs
     except ImportError as error:  # numpy, with which it measures
-        rows.append(["memory bandwidth, read", f"not measured: {error.name} is missing"])
+        rows.append(["memory bandwidth, read", f"not measured: {error.name or error} is missing"])
     else:
         chip = hw_specs.measure_this_machine()
         rows.append(["memory bandwidth, read", f"{console.fmt_bytes(chip.bandwidth)}/s"])
@@ -100,6 +100,8 @@ def _gpu() -> str:
         import torch
     except ImportError:
         return "unknown: torch is missing"
+    except OSError:  # one of its libraries is damaged, or of another system
+        return "unknown: torch cannot be loaded"
     if torch.cuda.is_available():
         found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         return ", ".join(f"{gpu.name} ({console.fmt_bytes(gpu.total_memory)})" for gpu in found)
@@ -111,8 +113,14 @@ def _gpu() -> str:
 def _print_toy() -> None:
     with suppress(ImportError):  # said above, as a package that is missing
         from lab import toy
+        try:
+            holds = toy.load_params("large")[1].max_length
+        except Exception as error:  # a damaged file fails in any way
+            print_text(f"The toy models of demos 01 to 13 cannot be read ({str(error).strip() or type(error).__name__}): "
+                       "the files in lab/toy/weights as the repository has them would be right.")
+            return
         print_text(f"The toy models of demos 01 to 13 were trained on texts of up to {toy.TRAINED_LENGTH} tokens and hold "
-                   f"{toy.load_params('large')[1].max_length}.")
+                   f"{holds}.")
 
 
 def _print_models() -> None:

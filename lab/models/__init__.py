@@ -3,9 +3,20 @@
 Here: whatever implements decode_lab.Decoder over an engine. Not here: what proposes tokens (drafters), the toy (toy).
 """
 
-from lab.models.finding import DEFAULT, DTYPES, HUB_IDS, find_models, gguf_file
+from typing import Annotated
 
-__all__ = ["DEFAULT", "DTYPES", "HUB_IDS", "find_models", "gguf_file", "load"]
+from lab.models.finding import DEFAULT, DTYPES, HUB_IDS, find_models, gguf_file
+from lab.support.flags import Rule
+
+__all__ = ["DEFAULT", "DTYPES", "HUB_IDS", "Real", "find_models", "gguf_file", "load"]
+
+
+def _is_real(name: str) -> bool:
+    return name.partition(":")[0].lower() not in ("toy", "random")
+
+
+# The type of an assumption of demos 14 to 18: what `load` takes, but for the toy and drawn weights.
+Real = Annotated[str, Rule("a real model in demos 14 to 18 (01 to 13 are the toy's)", _is_real)]
 
 
 def load(name: str | None = None, device: str = "cpu", dtype: str = "float32"):

@@ -182,6 +182,13 @@ class ModelCache:
         """Rows that each attention layer really holds; all equal `rows`."""
         return [int(layer.get_seq_length()) for layer in self._layers_in_use()]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows in use and of the states."""
+        states = [state for layer in self.hf.layers for state in getattr(layer, "conv_states", {}).values()]
+        rows = [rows for layer in self._layers_in_use() for rows in (layer.keys, layer.values)]
+        return sum(held.numel() * held.element_size() for held in [*rows, *states] if held is not None)
+
     def _layers_in_use(self):
         """The layers that hold rows: not states, and not those that read the rows of another layer (Gemma 3n)."""
         return [layer for layer in self.hf.layers if getattr(layer, "is_initialized", False) and

@@ -231,6 +231,13 @@ class HFDecoder:
         modelled."""
         return replace(from_hf_config(self.config, self.name), bytes_per_weight=element_bytes(self.kv_dtype))
 
+    def shape_or_reason(self) -> tuple[ModelShape | None, str]:
+        """(`shape`, ""), or None and a sentence on why nothing is predicted from this model's configuration."""
+        try:
+            return self.shape(), ""
+        except BadInput as error:
+            return None, f"What the configuration predicts is left out, and bytes are counted on what was loaded: {error}."
+
     def streamed_bytes(self) -> int:
         """Bytes of weights that a forward over one token of text reads, counted on the loaded model (kernels.read_bytes)."""
         return sum(read_bytes(self.model).values())

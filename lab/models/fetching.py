@@ -10,6 +10,7 @@ from unittest import mock
 
 import console
 from console import BadInput, fmt_bytes, nearest, print_text
+from lab.models.files import check_folder, damaged, index_parts
 from lab.models.finding import DEFAULT, FAMILIES, HUB_IDS, cache_folder, fetch_command, hub_folder
 
 
@@ -30,10 +31,11 @@ def fetch(hub_id: str) -> Path:
 
     Brings what loading needs, configuration, tokenizer and weights, the weights once: safetensors, or PyTorch's own
     format where there are no others. A fetch that was broken off is taken up again. The configuration comes last, so
-    that what was broken off is not taken for a model. Raises BadInput where that is not possible.
+    that what was broken off is not taken for a model. What is damaged (lab.models.files) is brought again. Raises
+    BadInput where that is not possible.
     """
     found = hub_folder(hub_id)
-    if found:
+    if found and not damaged(found):
         return found
     import huggingface_hub
     from huggingface_hub import constants
@@ -49,23 +51,45 @@ def fetch(hub_id: str) -> Path:
         if not wanted:
             raise BadInput(f"{hub_id} holds no model that transformers loads: a repository with config.json and "
                            f"model.safetensors would be right")
-        missing = [file for file in files if file.filename in wanted and file.will_download]
+        here = [file for file in files if Path(file.local_path).exists()]
+        broken = _broken(here, [file.filename for file in files])
+        missing = [file for file in files if file.filename in broken or file.filename in wanted and file not in here]
         size, place = sum(file.file_size or 0 for file in missing), Path(cache_folder())
         free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
         if size > free:
             raise BadInput(f"{hub_id} takes {fmt_bytes(size)} more in {place}, which has {fmt_bytes(free)} free; the "
                            f"environment variable HF_HOME may name another folder")
-        print_text(f"{hub_id}: {len(missing)} files, {fmt_bytes(size)}")
+        print_text(f"{hub_id}: {len(missing)} files, {fmt_bytes(size)}" if not broken else
+                   f"{hub_id}: {len(missing)} files, of which {len(broken)} that are here are damaged")
         console.flush()
         try:
+            if broken:
+                huggingface_hub.snapshot_download(hub_id, allow_patterns=broken, force_download=True)
             huggingface_hub.snapshot_download(hub_id, allow_patterns=[name for name in wanted if name != "config.json"])
             huggingface_hub.snapshot_download(hub_id, allow_patterns=["config.json"])
         except Exception as error:
             raise BadInput(_why_not_fetched(hub_id, error)) from error
     found = hub_folder(hub_id)
+    if found and damaged(found):  # as the hub has it
+        check_folder(found)
     if not found:
         raise BadInput(f'{hub_id} is not whole after the fetch: "{fetch_command(hub_id)}" once more takes it up again')
     return found
+
+
+def _broken(here, on_hub: list[str]) -> list[str]:
+    """Of the files of a dry run that are here, the names of those that are damaged; an index too that names other files
+    than the hub has."""
+    folders = {Path(file.local_path).parent for file in here}
+    bad = {str(folder / name) for folder in folders for name in damaged(folder)}
+
+    def differs(file) -> bool:
+        path = Path(file.local_path)
+        if file.local_path in bad:
+            return True
+        return path.name.endswith(".index.json") and not set(index_parts(path)) <= set(on_hub)
+
+    return [file.filename for file in here if differs(file)]
 
 
 def _needed(files: list[str]) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from pathlib import Path
 
 from console import BadInput, nearest
+from lab.models.files import index_parts
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is first imported
 
@@ -55,10 +55,9 @@ def has_weights(folder: Path) -> bool:
             return True
         if index.exists():
             try:
-                parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            except (ValueError, KeyError, TypeError, AttributeError):  # broken off while it was fetched
+                return all((folder / part).exists() for part in index_parts(index))
+            except (BadInput, ValueError):  # broken off while it was fetched; a name that no file can have
                 return False
-            return bool(parts) and all((folder / part).exists() for part in parts)
     return False
 
 
@@ -78,7 +77,10 @@ def find_models() -> list[dict]:
     that fetches it."""
     rows = []
     for name in [DEFAULT, *HUB_IDS]:
-        where = default_gguf() if name == DEFAULT else hub_folder(HUB_IDS[name])
+        try:
+            where = default_gguf() if name == DEFAULT else hub_folder(HUB_IDS[name])
+        except OSError:  # a folder that may not be read, or is none
+            where = None
         rows.append({"name": name, "found": where is not None, "where": str(where or ""),
                      "command": fetch_command(name)})
     return rows

@@ -12,20 +12,26 @@ from torch import nn
 
 from console import progress
 from lab.models.decoder import HFDecoder
-from lab.models.layers import stack_of, with_layers
+from lab.models.layers import stack_of, why_no_layers, with_layers
 from lab.models.pending import checked_ids
 from lab.support.errors import BadInput
 
 
 class _Known(nn.Module):
-    """In the place of the first layers: what they gave."""
+    """In the place of the first layers: what they gave. What the model asks of a layer, `like` answers."""
 
-    def __init__(self, hidden):
+    def __init__(self, given, like):
         super().__init__()
-        self.hidden = hidden
+        self.given, self._like = given, [like]                   # in a list, it is no module of this one
 
-    def forward(self, hidden_states, *args, **kwargs):
-        return self.hidden
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._like[0], name)
+
+    def forward(self, *args, **kwargs):
+        return self.given
 
 
 @torch.inference_mode()
@@ -47,6 +53,8 @@ def search_layers(target: HFDecoder, texts, n_layers: int, seed: int = 0, *, tok
     needed = {0, next((i for i, kind in enumerate(types) if kind != "conv"), 0)}  # a convolution counts no positions
     if not len(needed) <= n_layers <= n:
         raise BadInput(f"{n_layers} layers of {target.name} cannot be kept: {len(needed)} to {n} would be right")
+    if reason := why_no_layers(target):
+        raise BadInput(f"no layers of {target.name} can draft alone: {reason}")
     ids = [checked_ids(target, text) for text in texts]
     if not ids:
         raise BadInput("search_layers has no texts: at least one held-out sequence of ids would be right")
@@ -55,15 +63,20 @@ def search_layers(target: HFDecoder, texts, n_layers: int, seed: int = 0, *, tok
     layers = stack_of(target.model)[1]
     kept, seen = [], {}                       # seen[i]: what layer i of those kept was given and gave
 
+    def before(i):
+        """What a layer in front of layer i would return, in the form in which layer i does; and layer i."""
+        hidden, out = seen[i]
+        return hidden if torch.is_tensor(out) else (hidden, *out[1:]), layers[i]
+
     def run(new):
         """Logits of these layers, and what each after the first that differs from `kept` was given and gave."""
         at = next((k for k, (a, b) in enumerate(zip(kept, new)) if a != b), min(len(kept), len(new)))
-        first = [_Known(seen[kept[at]][0])] if kept else []
+        first = [_Known(*before(kept[at]))] if kept else []
         found, hooks = {}, []
         for i in new[at:]:
-            def note(module, args, out, i=i):
-                found[i] = args[0], out if torch.is_tensor(out) else out[0]
-            hooks.append(layers[i].register_forward_hook(note))
+            def note(module, args, options, out, i=i):
+                found[i] = args[0] if args else options["hidden_states"], out
+            hooks.append(layers[i].register_forward_hook(note, with_kwargs=True))
         try:
             model = with_layers(target.model, first + [layers[i] for i in new[at:]], [0] * len(first) + new[at:])
             return model(input_ids=batch, use_cache=False).logits.float(), found
@@ -78,7 +91,8 @@ def search_layers(target: HFDecoder, texts, n_layers: int, seed: int = 0, *, tok
         return float(torch.minimum(p, torch.softmax(run(new)[0], -1)).sum(-1).mean())
 
     for _ in progress(range(n - n_layers), "layers taken out"):
-        turned = {i: float(torch.cosine_similarity(*(x.float() for x in seen[i]), dim=-1).mean()) for i in kept}
+        turned = {i: float(torch.cosine_similarity(hidden.float(), (out if torch.is_tensor(out) else out[0]).float(),
+                                                   dim=-1).mean()) for i, (hidden, out) in seen.items() if i in kept}
         near = sorted(set(kept) - needed, key=lambda i: (-turned[i], i))[:width]
         best, kept_next = max((worth(new), new) for i in near for new in [[j for j in kept if j != i]])
         seen.update(run(kept_next)[1])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from lab.models.cache import Cache, GrowingLayer, ModelCache, replicated
+from lab.models.admission import ALLOWED
+from lab.models.cache import Cache, GrowingLayer, ModelCache, first_line, replicated
 from lab.models.decoder import HFDecoder
 from lab.support.errors import BadInput
 
@@ -29,13 +31,14 @@ def twin_of(module: nn.Module) -> nn.Module:
 
 
 def stack_of(model) -> tuple[list[str], nn.ModuleList]:
-    """(the names of the modules down to it, the list of the decoder's layers)."""
-    n = model.config.get_text_config(decoder=True).num_hidden_layers
+    """(the names of the modules down to it and its own, the list of the decoder's layers)."""
+    config = model.config.get_text_config(decoder=True)
+    n = config.num_hidden_layers
+    inside = set((model if config is model.config else model.get_decoder()).modules())   # a vision part has its own
     for name, module in model.named_modules():
-        if name.split(".")[-1] == "layers" and isinstance(module, nn.ModuleList) and len(module) == n:
-            return name.split(".")[:-1], module
-    raise BadInput(f"{type(model).__name__} keeps its {n} layers where the lab does not look for them: in a list named "
-                   "layers")
+        if isinstance(module, nn.ModuleList) and len(module) == n and module in inside:
+            return name.split("."), module
+    raise BadInput(f"{type(model).__name__} keeps its {n} layers in no list of {n} modules")
 
 
 def with_layers(model, layers: list[nn.Module], kinds: list[int]):
@@ -43,7 +46,7 @@ def with_layers(model, layers: list[nn.Module], kinds: list[int]):
 
     kinds[i]: the index, among the model's own layers, of one whose type (attention, window, convolution) the i-th has.
     """
-    path, _ = stack_of(model)
+    (*path, own), _ = stack_of(model)
     root = module = twin_of(model)
     root.config = copy.deepcopy(model.config)
     config = root.config.get_text_config(decoder=True)
@@ -52,22 +55,64 @@ def with_layers(model, layers: list[nn.Module], kinds: list[int]):
         config.layer_types = [config.layer_types[i] for i in kinds]
     for name in path:
         module._modules[name] = module = twin_of(module._modules[name])
-        module.config = config if hasattr(module, "layers") else root.config
-    module.layers = nn.ModuleList(layers)
+        if hasattr(module, "config"):
+            module.config = config if own in module._modules else root.config
+    module._modules[own] = nn.ModuleList(layers)
     return root
+
+
+PLACE = ("layer_idx", "layer_id")                                 # GPT-Neo says layer_id
 
 
 def _renumbered(layer: nn.Module, index: int) -> nn.Module:
     """The layer, its place in the cache now `index`; the modules that do not know their place are shared."""
-    if not any(hasattr(module, "layer_idx") for module in layer.modules()):
+    if not any(hasattr(module, name) for module in layer.modules() for name in PLACE):
         return layer
     twin = twin_of(layer)
-    if hasattr(twin, "layer_idx"):
-        twin.layer_idx = index
+    for name in PLACE:
+        if hasattr(twin, name):
+            setattr(twin, name, index)
     for name, child in layer._modules.items():
         if child is not None:
             twin._modules[name] = _renumbered(child, index)
     return twin
+
+
+_reasons: WeakKeyDictionary = WeakKeyDictionary()                 # {model: why its layers cannot draft}
+
+
+def why_no_layers(target: HFDecoder) -> str:
+    """Why no draft can be made of some of a target's layers; "" where it can.
+
+    Found by trying, once per model: all its layers in a copy of the modules around them must give what the model gives,
+    and two of them must be a model that decodes (lab.models.admission).
+    """
+    if target.model not in _reasons:
+        _reasons[target.model] = _tried(target)
+    return _reasons[target.model]
+
+
+@torch.inference_mode()
+def _tried(target: HFDecoder) -> str:
+    if getattr(target.config, "num_kv_shared_layers", 0):
+        return "some of its layers read the keys of others"
+    types = getattr(target.config, "layer_types", None) or []
+    ids = torch.arange(4, device=target.device)[None] % target.vocab_size
+    try:
+        layers = list(stack_of(target.model)[1])
+    except BadInput as error:
+        return str(error)
+    try:
+        wanted = target.model(input_ids=ids, use_cache=False).logits.float()
+        given = with_layers(target.model, layers, list(range(len(layers))))(input_ids=ids, use_cache=False).logits.float()
+        if not bool((given - wanted).square().mean().sqrt() <= ALLOWED.get(target.dtype, 0.3) * wanted.std()):
+            return "all of them together do not give what the model gives"
+        other = next((i for i, kind in enumerate(types) if kind != "conv"), 1)
+        kept = sorted({0, min(other, len(layers) - 1)})
+        HFDecoder(with_layers(target.model, [_renumbered(layers[i], j) for j, i in enumerate(kept)], kept), name="a part")
+    except Exception as error:                                   # a model's own code may raise anything
+        return f"two of them do not make a model ({first_line(error).rstrip('.')})"
+    return ""
 
 
 def _checked_layers(target: HFDecoder, layers) -> tuple[int, ...]:
@@ -75,8 +120,8 @@ def _checked_layers(target: HFDecoder, layers) -> tuple[int, ...]:
     if not kept or kept[0] != 0 or any(b <= a for a, b in zip(kept, kept[1:])) or kept[-1] >= n:
         raise BadInput(f"layers {list(kept)} cannot be kept of {target.name}: increasing numbers from 0, which alone "
                        f"reads the embeddings, to at most {n - 1} would be right")
-    if getattr(target.config, "num_kv_shared_layers", 0):
-        raise BadInput(f"no layers of {target.name} can draft alone: some of its layers read the keys of others")
+    if reason := why_no_layers(target):
+        raise BadInput(f"no layers of {target.name} can draft alone: {reason}")
     types = getattr(target.config, "layer_types", None)
     if types is not None and all(types[i] == "conv" for i in kept):
         other = min(i for i, kind in enumerate(types) if kind != "conv")

@@ -79,3 +79,21 @@ def test_it_reports_this_machine(capsys):
     *lines, last = out.splitlines()
     assert set(paths) <= set(lines) and re.fullmatch(LINE.format(r"\d+", len(runner.demos())), last)
     assert all(len(line) <= 80 for line in lines if line not in paths)
+
+
+def test_damaged_files_are_said_and_stop_nothing(monkeypatch, capsys):
+    from lab import toy
+    from lab.models import finding
+
+    def damaged(*_):
+        raise ValueError("incomplete metadata")
+
+    def unreadable(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(toy, "load_params", damaged)
+    monkeypatch.setattr(finding, "hub_folder", unreadable)
+    monkeypatch.setitem(sys.modules, "hw_specs", None)           # so that nothing is measured here
+    assert runner.main(["doctor"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cannot be read (incomplete metadata)" in out and "Real models" in out and "demos can run" in out

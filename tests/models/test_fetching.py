@@ -24,12 +24,15 @@ import console
 import llm_math
 from console import BadInput
 from lab import __main__ as runner
+from lab.commands import doctor
 
 SHA = "0123456789" * 4
 INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
+HEADER = '{"a": {"dtype": "U8", "shape": [4928], "data_offsets": [0, 4928]}}'.ljust(64)
+PART = chr(len(HEADER)) + 7 * "\0" + HEADER                  # how a safetensors file of one tensor begins
 FILES = {"config.json": "{}", "tokenizer.json": "{}", "tokenizer.model": "t", "chat_template.jinja": "j",
-         "README.md": "r", "model-00001-of-00002.safetensors": "a" * 5000,
-         "model-00002-of-00002.safetensors": "b" * 5000,
+         "README.md": "r", "model-00001-of-00002.safetensors": PART + "a" * 4928,
+         "model-00002-of-00002.safetensors": PART + "b" * 4928,
          "model.safetensors.index.json": INDEX, "pytorch_model.bin": "p", "pytorch_model.bin.index.json": "{}",
          "flax_model.msgpack": "f", "model-q4.gguf": "g", "onnx/model.onnx": "o", "onnx/config.json": "{}",
          "consolidated.safetensors": "c", "train.py": "pass"}
@@ -140,6 +143,44 @@ def test_weights_without_one_of_their_parts_are_no_model(hub):
     folder = fetching.fetch("some/model")
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert finding.hub_folder("some/model") is None
+
+
+@pytest.mark.parametrize("name, content", [
+    ("model.safetensors.index.json", '{"weight_map": {'), ("model.safetensors.index.json", '{"weight_map": {}}'),
+    ("model.safetensors.index.json", '{"weight_map": {"a": 5}}'), ("model.safetensors.index.json", "[" * 100_000),
+    ("model-00002-of-00002.safetensors", PART + "b" * 9), ("model-00001-of-00002.safetensors", ""),
+    ("config.json", "{"), ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n"), ("tokenizer.model", "")])
+def test_a_damaged_file_is_brought_again_and_nothing_else(hub, name, content):
+    folder = fetching.fetch("some/model")
+    (folder / name).resolve().write_text(content)
+    Hub.asked[:] = []
+    assert fetching.fetch("some/model") == folder == finding.hub_folder("some/model")
+    assert (folder / name).read_text() == FILES[name] and brought(hub) == NEEDED
+    assert [file for how, file in Hub.asked if how == "GET" and file in FILES] == [name]
+
+
+def test_a_file_that_is_damaged_on_the_hub_too_is_named(hub, monkeypatch):
+    monkeypatch.setitem(FILES, "config.json", "{")
+    for _ in "12":
+        with pytest.raises(BadInput, match="config.json.* is not a valid JSON file"):
+            fetching.fetch("some/model")
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": {', "[]", '{"weight_map": {"a": 5}}', '{"weight_map": {"a": []}}', "[" * 100_000,
+                                   '{"weight_map": {"a": "\\u0000"}}', None])
+def test_doctor_lists_a_model_with_a_broken_index_as_not_here(tmp_path, monkeypatch, capsys, index):
+    use(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    at = tmp_path / "models--EleutherAI--pythia-70m"
+    (at / "snapshots" / SHA).mkdir(parents=True)
+    (at / "refs").mkdir()
+    (at / "refs" / "main").write_text(SHA)
+    (at / "snapshots" / SHA / "config.json").write_text("{}")
+    file = at / "snapshots" / SHA / "model.safetensors.index.json"
+    file.mkdir() if index is None else file.write_text(index)
+    rows = {row["name"]: row for row in finding.find_models()}
+    assert not rows["pythia-70m"]["found"]
+    doctor._print_models()
+    assert "lab fetch pythia-70m" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("hub_id, words", [

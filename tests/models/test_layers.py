@@ -14,7 +14,8 @@ from lab.drafters.cascade import CascadeDrafter
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape
 from lab.models.decoder import HFDecoder
-from lab.models.layers import LayerDraft
+from lab.models.layer_search import search_layers
+from lab.models.layers import LayerDraft, why_no_layers
 from layered import CLASSES, N, build, close, direct, layer_list, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -308,3 +309,43 @@ def test_layers_that_read_the_keys_of_others_are_refused():
     model = model_classes.build("Gemma 3n shared keys")
     with pytest.raises(BadInput, match="read the keys of others"):
         LayerDraft(HFDecoder(model), (0, 1))
+
+
+OTHERS = ["GPT-2", "GPT-Neo", "GPT-J", "CodeGen", "GPTBigCode", "OPT", "BLOOM", "Falcon rotary", "Falcon ALiBi", "MPT", "DBRX",
+          "Qwen2", "Mistral", "Mixtral", "Gemma 2", "Gemma 3", "Phi", "Granite", "DeepSeek-V3", "ModernBERT decoder", "XGLM"]
+
+
+QUICK = {"GPT-2", "GPT-Neo", "MPT", "Falcon ALiBi", "Mixtral", "Gemma 3"}
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
+def test_layers_draft_wherever_a_class_keeps_its_list_of_them(name):
+    """All of them draft what the target says, and what a search keeps changes no text."""
+    target = HFDecoder(model_classes.build(name), name=name)
+    assert why_no_layers(target) == ""
+    prompt, n = tokens(6) % model_classes.V, target.config.num_hidden_layers
+    plain, _ = autoregressive_generate(target, prompt, 12)
+    for kept in (search_layers(target, [prompt.tolist()], n - 1), range(n)):
+        draft = LayerDraft(target, kept)
+        text, run = speculative_generate(target, ModelDrafter(draft), prompt, 12, 3)
+        tree, _ = tree_generate(target, TreeDrafter(draft, TreeShape.branching((2, 1))), prompt, 12)
+        assert text.tolist() == tree.tolist() == plain.tolist()
+    assert run.alpha == 1
+
+
+@pytest.mark.parametrize("name, reason", [
+    ("LongCat Flash", "keeps its 4 layers in no list of 4 modules"), ("Gemma 3n shared keys", "read the keys of others"),
+    pytest.param("Gemma 3n", "two of them do not make a model", marks=pytest.mark.slow)])
+def test_where_layers_cannot_draft_the_reason_is_said(name, reason):
+    target = HFDecoder(model_classes.build(name), name=name)
+    assert reason in why_no_layers(target)
+    for make in (lambda: LayerDraft(target, range(2)), lambda: search_layers(target, [tokens(9).tolist()], 2)):
+        with pytest.raises(BadInput, match=f"no layers of {name} can draft alone: .*{reason}"):
+            make()
+
+
+def test_layers_that_would_not_make_up_the_model_are_refused(monkeypatch):
+    target = HFDecoder(build("llama"), name="odd")
+    monkeypatch.setattr("lab.models.layers.stack_of", lambda model: (
+        ["model", "layers"], list(reversed(model.model.layers))))
+    assert "do not give what the model gives" in why_no_layers(target)
