@@ -31,8 +31,12 @@ from lab.measure import timing
 from lab.measure.divergence import explain_divergence
 from lab.models.random_weights import random_ids, random_model
 from lab.drafters.draft_length import CostAware
-from lab.measure.prediction import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
-                            usual_methods)
+from lab.measure.along import read_along
+from lab.measure.costs import StepCurve
+from lab.measure.engines import usual_methods
+from lab.measure.exactness import distances
+from lab.measure.prediction import explain, foretold
+from lab.measure.turns import Method, in_turn, speedup
 from lab.measure.prompts import PROMPTS, every
 from lab.models.quant import parse_scheme
 from lab.measure.known_texts import Remembered
@@ -135,7 +139,7 @@ for kind in progress(KINDS, "drafts read along"):
 
 def read_steps() -> dict[str, np.ndarray]:
     """Seconds of a step of the target and of each draft model, in turn."""
-    seconds = step_seconds([target, *family.values()], texts["code"][0] * A.context, A.context, 12)
+    seconds = timing.step_seconds([target, *family.values()], texts["code"][0] * A.context, A.context, 12)
     return dict(zip(["target", *family], seconds))
 
 

@@ -32,7 +32,8 @@ from lab.drafters.cascade import CascadeDrafter
 from lab.drafters.draft_length import (AIMD, CostAware, Fixed, Floor, Oracle, known_rounds,
                                        round_seconds, steps)
 from lab.drafters.model import ConfidentDrafter
-from lab.measure.prediction import Method, generate_method, in_turn, speedup, step_seconds
+from lab.measure.engines import generate_method
+from lab.measure.turns import Method, in_turn, speedup
 from lab.measure.prompts import PROMPTS
 from lab.models.quant import parse_scheme
 from lab.measure.known_texts import KnownText
@@ -111,7 +112,7 @@ filler = (prompts["code"] * A.context)[:A.context + 1]
 def read_times() -> tuple[np.ndarray, np.ndarray]:
     """Seconds of sending each number of tokens, and of a step of the target and of each model."""
     return (timing.step_times(target, (filler * 2)[:max(A.context, sent[-1])], A.context, sent, A.repeats),
-            step_seconds([target, *family.values()], filler, A.context, A.repeats))
+            timing.step_seconds([target, *family.values()], filler, A.context, A.repeats))
 
 
 times, plain, lookup = [read_times()], Method(), SuffixLookup()

@@ -32,7 +32,10 @@ from lab.measure import timing
 from lab.measure.divergence import explain_divergence
 from lab import toy
 from lab.ngram.counting import build_table
-from lab.measure.prediction import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
+from lab.measure.costs import StepCurve
+from lab.measure.engines import generate_method
+from lab.measure.prediction import explain, foretold
+from lab.measure.turns import Method, in_turn, speedup
 from lab.ngram.table import NgramTable
 from lab.measure.prompts import PROMPTS
 from lab.drafters.tiers import NgramDrafter, tier_name

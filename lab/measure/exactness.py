@@ -68,6 +68,12 @@ def transition_distances(counts, p):
     return (off**2 / np.maximum(expected, 1e-300)).sum((-1, -2)), off.sum((-1, -2)) / 2 / counts.sum((-1, -2))
 
 
+def distances(counts, p) -> tuple[np.ndarray, np.ndarray]:
+    """(total variation, Pearson's chi-square) of counts (..., k) from the distribution p (k,), all p above 0."""
+    n = counts.sum(axis=-1, keepdims=True)
+    return abs(counts / n - p).sum(axis=-1) / 2, ((counts - n * p) ** 2 / (n * p)).sum(axis=-1)
+
+
 # What may be proposed at a position: [(probability, candidates, the q of each)].
 PROPOSALS = {
     "one drawn": lambda q: [(q[x], [x], [q]) for x in np.flatnonzero(q)],
