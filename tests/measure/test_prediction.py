@@ -14,7 +14,7 @@ from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter
 from lab.drafters.trees import TreeShape
 from lab.models.decoder import HFDecoder
-from lab.measure import costs, engines, exactness, generate as rivals, llama_cpp, prediction, timing, turns
+from lab.measure import costs, engines, generate as rivals, llama_cpp, prediction, timing, turns
 from lab.measure.along import read_along
 from lab.measure.costs import StepCurve
 from lab.drafters.draft_length import CostAware
@@ -299,14 +299,6 @@ def test_a_lookup_is_predicted_the_rounds_that_a_real_run_has(target, kind):
     assert predicted[2] == pytest.approx(np.mean([T(r.drafted + 1) for r in run.later().rounds]))
     assert 0 < predicted[1] < 0.01                                  # in steps of T's 2 seconds
     assert run.tau != pytest.approx(run.later().tau)
-
-
-def test_distances_by_hand():
-    p = np.array([0.5, 0.3, 0.2])
-    tv, chi = exactness.distances(np.array([[5, 3, 2], [8, 2, 0], [0, 0, 10]]), p)
-    np.testing.assert_allclose(tv, [0, 0.3, 0.8])
-    np.testing.assert_allclose(chi, [0, 9 / 5 + 1 / 3 + 2, 5 + 3 + 32])
-    assert exactness.distances(np.array([8, 2, 0]), p)[0] == pytest.approx(0.3)
 
 
 def test_what_one_would_use_instead(target, models, monkeypatch):
