@@ -28,8 +28,8 @@ from decode_lab import (Run, Sampler, acceptance_probability, autoregressive_gen
                         residual, speculative_generate)
 from lab.drafters.model import ModelDrafter
 from lab import toy
-from lab.measure.exactness import (PROPOSALS, Misreporting, Table, exact_acceptance, joint, transition_distances,
-                        transitions)
+from lab.measure.exactness import (PROPOSALS, Misreporting, Table, distances, exact_acceptance, joint,
+                                    transitions)
 from lab.toy.transformer import TransformerLM, config_like, truncate
 from llm_math import alpha_from_tau, best_gamma, expected_tokens, speedup, tau_from_positions
 
@@ -131,10 +131,10 @@ for name, drafter, gamma in [("plain decoding", None, 0), ("gamma = 1", ModelDra
     tokens, run = (speculative_generate(Table(P), drafter, [0], A.samples, gamma, 1.0, rng) if drafter
                    else autoregressive_generate(Table(P), [0], A.samples, 1.0, rng))
     counts = transitions(tokens, len(P))
-    (chi_square, tv), plain = transition_distances(counts, P), transition_distances(
-        rng.multinomial(counts.sum(1), P, (2000, len(P))), P)
-    p_value = (1 + (plain[0] >= chi_square).sum()) / (1 + len(plain[0]))
-    rows.append([name, run.tau, chi_square, P.size - len(P), p_value, tv, np.median(plain[1])])
+    tv, chi_square = distances(counts, P)
+    plain_tv, plain_chi = distances(rng.multinomial(counts.sum(1), P, (2000, len(P))), P)
+    p_value = (1 + (plain_chi >= chi_square).sum()) / (1 + len(plain_chi))
+    rows.append([name, run.tau, chi_square, P.size - len(P), p_value, tv, np.median(plain_tv)])
 print_table("sampled", ["decoding", "tau", "chi-square", "dof", "p-value", "TV", "noise floor"], rows,
             title=f"{A.samples} sampled tokens against the target's distribution",
             formats={"chi-square": ".1f", "p-value": ".4f", "TV": ".4f", "noise floor": ".4f"})

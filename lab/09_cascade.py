@@ -28,7 +28,7 @@ from lab import toy
 from lab.drafters.cascade import CascadeDrafter
 from lab.drafters.draft_length import round_seconds, steps
 from lab.measure.known_texts import KnownText, Remembered
-from lab.measure.exactness import Misreporting, Table, transition_distances, transitions
+from lab.measure.exactness import Misreporting, Table, distances, transitions
 from llm_math import MODELS, best_cascade, model, verify_time
 
 NAMES = ("small", "middle", "large")
@@ -85,7 +85,7 @@ for name, drafter in (("plain decoding", None), ("cascade, the middle one's q", 
                    else autoregressive_generate(Table(LARGE), [0], A.samples, 1.0, rng))
     counts = transitions(tokens, len(LARGE))
     chance = rng.multinomial(counts.sum(1), LARGE, (500, len(LARGE)))
-    tv, floor = (transition_distances(x, LARGE)[1] for x in (counts, chance))
+    tv, floor = (distances(x, LARGE)[0] for x in (counts, chance))
     rows.append([name, run.tau, float(tv), float(np.median(floor)), float(np.quantile(floor, 0.999))])
 print_table("sampled", ["decoding", "tau", "TV", "noise floor", "chance, 99.9%"], rows, formats=dict.fromkeys(
     ["TV", "noise floor", "chance, 99.9%"], ".4f"), title=f"{A.samples} sampled tokens against the target's distribution")

@@ -27,12 +27,15 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter, check_vocabulary
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab import models
-from lab.measure import timing
 from lab.measure.divergence import explain_divergence
 from lab.models.random_weights import random_ids, random_model
 from lab.drafters.draft_length import CostAware
-from lab.measure.prediction import (Method, StepCurve, distances, explain, foretold, in_turn, read_along, speedup, step_seconds,
-                            usual_methods)
+from lab.measure.along import read_along
+from lab.measure.costs import Costs
+from lab.measure.engines import usual_methods
+from lab.measure.exactness import distances
+from lab.measure.prediction import explain, predict
+from lab.measure.turns import Method, in_turn, speedup
 from lab.measure.prompts import PROMPTS, every
 from lab.models.quant import parse_scheme
 from lab.measure.known_texts import Remembered
@@ -137,23 +140,17 @@ for kind in progress(KINDS, "drafts read along"):
     texts[kind] = [read_along(target, family, prompt, A.new_tokens, read) for prompt in prompts[kind]]
 
 
-def read_steps() -> dict[str, np.ndarray]:
-    """Seconds of a step of the target and of each draft model, in turn."""
-    seconds = step_seconds([target, *family.values()], texts["code"][0] * A.context, A.context, 12)
-    return dict(zip(["target", *family], seconds))
-
-
-seconds = read_steps()
-record_samples("seconds of a step", seconds)
-ratios = {name: seconds[name] / seconds["target"] for name in family}
-one, c, rows = float(np.median(seconds["target"])), {name: float(np.median(x)) for name, x in ratios.items()}, []
+sent = sorted({1, 2, 3, 4, 5, 7, 9, 13, 17, A.nodes + 1})
+costs = Costs(target, texts["code"][0], A.context, sent, A.repeats, family)
+costs.read()
+c, rows = costs.c, []
 for name, model in family.items():
     read_bytes = model.streamed_bytes() if kernels[name] == "integer" else draft_bytes(model)
     by_bytes = read_bytes / target.streamed_bytes()
     rows.append([name, kernels[name], read_bytes / 1e6, by_bytes, c[name], c[name] / by_bytes])
 timed = ["c measured", "measured/ bytes"]
 print_table("step-costs",
-            ["draft", "kernels", "MB a step", "c by bytes", *timed], rows, measured=timed, title=f"A step, {fmt_time(one)} "
+            ["draft", "kernels", "MB a step", "c by bytes", *timed], rows, measured=timed, title=f"A step, {fmt_time(costs.step_s)} "
             f"and {target.streamed_bytes() / 1e6:.0f} MB for the target", formats={"MB a step": ".0f"} | dict.fromkeys(
                 ["c by bytes", *timed], ".2f"))
 print_table("alpha", ["draft", "text", "alpha", *map(str, TOP)],
@@ -195,12 +192,6 @@ observe("cheapest-agrees-less",
 # tested drafts; those behind a refusal, or behind the end, were not tested.
 
 # %%
-sent = sorted({1, 2, 3, 4, 5, 7, 9, 13, 17, A.nodes + 1})
-filler = (texts["code"][0] * A.context)[:max(A.context, sent[-1])]
-times = timing.step_times(target, filler, A.context, sent, A.repeats)
-t = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist())))
-
-
 def planned(name: str) -> TreeShape:
     """The best tree by the draft's ranks on the texts of the kind but the one that is timed."""
     others = ranks[name, A.text][1:]
@@ -210,7 +201,7 @@ def planned(name: str) -> TreeShape:
 
 for scheme in {*A.schemes[:-1]} - {A.schemes[-1]}:
     del family[scheme]
-suffixes = SuffixLookup()
+t, suffixes = costs.t, SuffixLookup()
 lookups = {"lookup": Method(PromptLookup(), CostAware(t.seconds, gamma_max=sent[-1] - 1)),
            "suffixes": Method(suffixes, CostAware(t.seconds, gamma_max=sent[-1] - 1, drafter=suffixes))}
 shapes = {(name, kind): shape for name in family for kind, shape in (("chain", chain), ("tree", planned(name)))}
@@ -219,11 +210,10 @@ modelled = {f"{name}, {kind}": Method(ModelDrafter(family[name]), A.nodes, shape
 methods = {kind: {**lookups, **(modelled if kind == A.text else {})} for kind in KINDS}
 made = {kind: in_turn({"plain": plain, **methods[kind]}, target, prompts[kind][0], A.new_tokens, A.runs, f"timed: {kind}")
         for kind in KINDS}
-times = np.hstack([times, timing.step_times(target, filler, A.context, sent, A.repeats)])
-t, again = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist()))), read_steps()
-c = {name: float(np.median([*ratios[name], *again[name] / again["target"]])) for name in family}
-record_samples("seconds of sending n tokens", dict(zip(sent, times)))
-record_samples("seconds of a step, after the runs", again)
+costs.read()
+t, c = costs.t, {name: costs.c[name] for name in family}
+for what, seconds in costs.samples.items():
+    record_samples(what, seconds)
 print_table("forward-times",
             ["n", "ms", "over one"], [[n, 1e3 * s, t(n)] for n, s in t.seconds.items()], measured=["ms", "over one"],
             title=f"t(n), sending n tokens behind {A.context}", formats={"ms": ".1f", "over one": ".2f"})
@@ -232,19 +222,19 @@ print_table("trees", ["draft", "c", "tree, nodes by level"], [
     measured=["c"], title=f"c over both readings, and the best trees of up to {A.nodes} nodes", formats={"c": ".2f"})
 found = {}
 for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[kind].items()):
-    told = foretold(method, t, c, target, texts[kind][0], len(prompts[kind][0]),
+    predicted = predict(method, t, c, target, texts[kind][0], len(prompts[kind][0]),
                     method.draft and ranks[method.draft, kind][0])
-    found[name if name in modelled else f"{name}, {kind}"] = explain(told, made[kind]["plain"], made[kind][name])
+    found[name if name in modelled else f"{name}, {kind}"] = explain(predicted, made[kind]["plain"], made[kind][name])
     record_samples(f"seconds per token, plain and {name}, {kind}", [
         [a.run.per_token, b.run.per_token] for a, b in zip(made[kind]["plain"], made[kind][name])])
 timed = ["told", "speedup", "told over", "off in"]
 print_table("speedups", ["method", "tau told", "tau", *timed], [
-    [name, x.tau_told, x.tau, x.told, x.speedup, x.told / x.speedup, x.off_in] for name, x in found.items()],
+    [name, x.predicted.tau, x.measured.tau, x.predicted.speedup, x.speedup, x.predicted.speedup / x.speedup, x.off_in] for name, x in found.items()],
     title=f"{A.runs} runs in turn with plain decoding, up to {A.new_tokens} tokens, after the first round; models draft "
           f"on {A.text}{means_nothing}", measured=timed, formats=dict.fromkeys(["tau told", "tau", *timed[:-1]], ".2f"))
 timed = ["draft told", "draft", "verify told", "verify", "verdict"]
 print_table("why", ["method", "drafts", "alpha", *timed], [
-    [name, x.drafts, x.alpha, x.draft_told, x.draft, x.verify_told, x.verify, x.verdict] for name, x in found.items()],
+    [name, x.drafts, x.alpha, x.predicted.draft, x.measured.draft, x.predicted.verify, x.measured.verify, x.verdict] for name, x in found.items()],
     title="Why: drafts per round, and what it takes, in steps of the target" + means_nothing, measured=timed,
     formats={"drafts": ".1f"} | dict.fromkeys(["alpha", *timed[:4]], ".2f"))
 near, best = [name for name, x in found.items() if x.off_in == "-"], max(found, key=lambda name: found[name].speedup)
@@ -257,11 +247,12 @@ observe("best-copies",
         y=min(c.values()), z=max(found[name].speedup for name in modelled), measured=True,
         holds=best not in modelled and found[best].speedup > 1)
 pairs = {name: (found[f"{name}, tree"], found[f"{name}, chain"]) for name in family}
-most = max(pairs, key=lambda name: pairs[name][0].tau_told - pairs[name][1].tau_told)
+most = max(pairs, key=lambda name: pairs[name][0].predicted.tau - pairs[name][1].predicted.tau)
 tree, row = pairs[most]
 observe("tree-gain",
         "Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
-        n=A.nodes, x=tree.tau_told - row.tau_told, y=tree.tau - row.tau, name=most, holds=tree.tau_told > row.tau_told)
+        n=A.nodes, x=tree.predicted.tau - row.predicted.tau, y=tree.measured.tau - row.measured.tau, name=most,
+        holds=tree.predicted.tau > row.predicted.tau)
 
 # %% [markdown]
 # ## 3. Is it the same text?

@@ -26,13 +26,14 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter, check_vocabulary
 from lab.drafters.trees import TreeShape
 from lab import models
-from lab.measure import timing
 from lab.measure.divergence import explain_divergence
 from lab.drafters.cascade import CascadeDrafter
 from lab.drafters.draft_length import (AIMD, CostAware, Fixed, Floor, Oracle, known_rounds,
                                        round_seconds, steps)
 from lab.drafters.model import ConfidentDrafter
-from lab.measure.prediction import Method, generate_method, in_turn, speedup, step_seconds
+from lab.measure.costs import Costs
+from lab.measure.engines import generate_method
+from lab.measure.turns import Method, in_turn, speedup
 from lab.measure.prompts import PROMPTS
 from lab.models.quant import parse_scheme
 from lab.measure.known_texts import KnownText
@@ -108,28 +109,12 @@ for name in family.keys() - {"kept"}:
 LONGEST = {"lookup": A.copied, "model": A.gamma}
 deepest = max(4, *LONGEST.values(), A.middle_gamma, A.inner_gamma)      # AIMD drafts four at least
 sent = sorted({*(n for n in (1, 2, 3, 5, 7, 9, 13) if n <= deepest), A.gamma + 1, deepest + 1})
-filler = (prompts["code"] * A.context)[:A.context + 1]
-
-
-def read_times() -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of sending each number of tokens, and of a step of the target and of each model."""
-    return (timing.step_times(target, (filler * 2)[:max(A.context, sent[-1])], A.context, sent, A.repeats),
-            step_seconds([target, *family.values()], filler, A.context, A.repeats))
-
-
-times, plain, lookup = [read_times()], Method(), SuffixLookup()
-
-
-def medians() -> tuple[dict[int, float], dict[str, float]]:
-    """t(n) in steps of the target, and c of each model, over all readings so far."""
-    one = np.hstack([x[0] for x, _ in times])
-    t = {n: float(np.median(np.hstack([x[i] for x, _ in times])) / np.median(one)) for i, n in enumerate(sent)}
-    return t, {name: float(np.median(np.hstack([y[i] / y[0] for _, y in times]))) for i, name in enumerate(family, 1)}
-
-
-t, c = medians()
+plain, lookup = Method(), SuffixLookup()
+costs = Costs(target, prompts["code"], A.context, sent, A.repeats, family)
+costs.read()
+t, c = costs.t, costs.c
 print_table("forward-times",
-            ["n", *map(str, sent)], [["ms", *(1e3 * float(np.median(x)) for x in times[0][0])], ["t(n)", *t.values()]],
+            ["n", *map(str, sent)], [["ms", *(1e3 * s for s in t.seconds.values())], ["t(n)", *map(t, sent)]],
             measured=list(map(str, sent)), formats=dict.fromkeys(map(str, sent), ".2f"),
             title=f"Sending n tokens behind {A.context}")
 print_table("step-costs",
@@ -218,10 +203,10 @@ for kind, n in KINDS.items():
     methods = list(policies(kind).items())
     made[kind] = [in_turn(PLAIN | dict(some), target, prompts[kind], n, runs, f"in turn: {kind}")
                   for some, runs in ((methods[:4], A.runs), ([*methods[4:], *OWN.items()], 1))]
-times.append(read_times())
-t, c = medians()
-record_samples("seconds of sending n tokens", dict(zip(sent, np.hstack([x for x, _ in times]))))
-record_samples("seconds of a step", dict(zip(["target", *family], np.hstack([y for _, y in times]))))
+costs.read()
+t, c = costs.t, costs.c
+for what, seconds in costs.samples.items():
+    record_samples(what, seconds)
 
 
 def typical_rounds() -> dict[tuple[str, int], float]:

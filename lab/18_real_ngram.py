@@ -28,11 +28,13 @@ import numpy as np
 from decode_lab import Run, Sampler, speculative_generate
 from lab.ngram import Corpus, disk, token_chunks, tokenizer_of
 from lab import models
-from lab.measure import timing
 from lab.measure.divergence import explain_divergence
 from lab import toy
 from lab.ngram.counting import build_table
-from lab.measure.prediction import Method, StepCurve, explain, foretold, generate_method, in_turn, speedup
+from lab.measure.costs import Costs
+from lab.measure.engines import generate_method
+from lab.measure.prediction import explain, predict
+from lab.measure.turns import Method, in_turn, speedup
 from lab.ngram.table import NgramTable
 from lab.measure.prompts import PROMPTS
 from lab.drafters.tiers import NgramDrafter, tier_name
@@ -134,18 +136,14 @@ for method in methods.values():                       # a warm-up
     method(target, prompts["open"], 3, eos=target.eos)
 
 
-def read_times() -> np.ndarray:
-    """(lengths, A.repeats) seconds of sending each number of tokens."""
-    filler = (prompts["repeat"] * A.context)[:max(A.context, sent[-1])]
-    return timing.step_times(target, filler, A.context, sent, A.repeats)
-
-
-times = read_times()
+costs = Costs(target, prompts["repeat"], A.context, sent, A.repeats)
+costs.read()
 made = {task: in_turn(methods, target, prompt, A.new_tokens, A.runs, f"in turn: {task}") for task, prompt in prompts.items()}
 reads = {(task, name): method.reads[1 + i * A.runs:][:A.runs] for i, task in enumerate(made) for name, method in steps.items()}
-times = np.hstack([times, read_times()])
-t = StepCurve(dict(zip(sent, np.median(times, axis=1).tolist())))
-record_samples("seconds of sending n tokens", dict(zip(sent, times)))
+costs.read()
+t = costs.t
+for what, seconds in costs.samples.items():
+    record_samples(what, seconds)
 found, gain, rows, same = {}, {}, [], []
 for task, turns in made.items():
     text = turns["plain"][0].tokens
@@ -154,8 +152,8 @@ for task, turns in made.items():
         gain[task, name] = speedup(turns["plain"], each)
         told = None
         if name in steps:
-            x = found[task, name] = explain(foretold(steps[name], t, {}, target, text, len(prompts[task])), turns["plain"], each)
-            told = x.told
+            x = found[task, name] = explain(predict(steps[name], t, {}, target, text, len(prompts[task])), turns["plain"], each)
+            told = x.predicted.speedup
         rows.append([task, name, 1 / median(m.run.per_token for m in each), gain[task, name], told,
                      told and told / gain[task, name], each[0].run.later().tau])
         record_samples(f"seconds per token, {task}, {name}", [m.run.per_token for m in each])
@@ -165,7 +163,7 @@ print_table("speedups",
     [*timed[1:], "tau"], ".2f"), title=f"Up to {A.new_tokens} tokens, {A.runs} runs of each in turn, after the first round")
 timed = ["drafting", "verify told", "verify", "verdict"]
 print_table("why", ["task", "tiers", "drafts a round", "alpha", *timed], [
-    [*key, x.drafts, x.alpha, x.draft, x.verify_told, x.verify, x.verdict] for key, x in found.items()], measured=timed,
+    [*key, x.drafts, x.alpha, x.measured.draft, x.predicted.verify, x.measured.verify, x.verdict] for key, x in found.items()], measured=timed,
     title="Why: what a round drafts, and what it takes, in steps of the target", formats={"drafts a round": ".1f"} |
     dict.fromkeys(["alpha", "verify told", "verify"], ".2f") | {"drafting": ".3f"})
 
@@ -192,7 +190,7 @@ observe("repeat-as-theirs",
 observe("open-keeps",
         "On the open question the three tiers keep {x:.2f} of plain decoding's speed, at least 0.95: what is not accepted is "
         "not drafted for long.", x=gain["open", "+ trigram"], measured=True, holds=gain["open", "+ trigram"] >= 0.95)
-more, third = ({task: found[task, "+ trigram"].tau - found[task, before].tau for task in TASKS} for before in ("lookup", "+ bigram"))
+more, third = ({task: found[task, "+ trigram"].measured.tau - found[task, before].measured.tau for task in TASKS} for before in ("lookup", "+ bigram"))
 observe("tables-add",
         "The tables add least where the paragraph is repeated, {a:+.2f} tokens a round, and {b:+.2f} where code is edited, "
         "{c:+.2f} on the open question. The trigrams' part of it is {d:+.2f}, {e:+.2f} and {f:+.2f}.",

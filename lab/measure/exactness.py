@@ -61,11 +61,18 @@ def transitions(tokens, vocab_size):
     return counts
 
 
-def transition_distances(counts, p):
-    """Of transition counts (..., V, V) from a table p (V, V): chi-square, and total variation (rows by their share)."""
+def distances(counts, p):
+    """(total variation, Pearson's chi-square) of counts (..., *p.shape) from p.
+
+    p: a distribution (k,), or a table (V, V) of one in each row; a row then weighs by its share of the counts. What p
+    holds impossible and was counted makes chi-square infinite. Without any counts both are 0.
+    """
+    counts, p = np.asarray(counts), np.asarray(p)
+    axes = tuple(range(-p.ndim, 0))
     expected = counts.sum(-1, keepdims=True) * p
     off = np.abs(counts - expected)
-    return (off**2 / np.maximum(expected, 1e-300)).sum((-1, -2)), off.sum((-1, -2)) / 2 / counts.sum((-1, -2))
+    chi_square = np.divide(off**2, expected, out=np.where(off > 0, np.inf, 0.0), where=expected > 0)
+    return off.sum(axes) / 2 / np.maximum(counts.sum(axes), 1), chi_square.sum(axes)
 
 
 # What may be proposed at a position: [(probability, candidates, the q of each)].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -46,6 +47,27 @@ def step_times(decoder, ids, context: int, sent, repeats: int) -> np.ndarray:
         times[i, k] = perf_counter() - started
         decoder.rewind(context)
     return times[:, 1:]
+
+
+def step_seconds(models: Sequence, ids, context: int, rounds: int) -> np.ndarray:
+    """(models, rounds) seconds of a forward of one token behind `context` others, the models in turn, after a warm-up.
+
+    models: the target first, then drafts, of which some may read the target's cache. ids: more than `context` tokens.
+    """
+    seconds, target = np.empty((len(models), rounds + 2)), models[0]
+    for k in range(rounds + 2):
+        for i, model in enumerate(models):
+            if model.length != context:
+                model.rewind(0)
+                if model.length < context:       # a draft on the target's cache is already there
+                    model.prefill(ids[:context])
+            target.synchronize()
+            started = perf_counter()
+            model.send(ids[context:context + 1])
+            target.synchronize()
+            seconds[i, k] = perf_counter() - started
+            model.rewind(context)
+    return seconds[:, 2:]
 
 
 def reset_peak_memory(device: torch.device) -> None:

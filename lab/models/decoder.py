@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,6 +16,7 @@ from lab.models.kernels import as_loaded, read_bytes
 from lab.models.paths import TreeAsPaths
 from lab.models.pending import Pending, check_settled
 from lab.support.errors import BadInput
+from lab.support.vocabulary import fingerprint
 from llm_math import ModelShape, element_bytes, from_hf_config
 
 BYTES_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # in llm_math, hw_specs
@@ -284,11 +283,6 @@ class HFDecoder:
         if self.hf_tokenizer is None:
             raise BadInput(f"{self.name} was made without a tokenizer, so it takes token ids only")
         return self.hf_tokenizer
-
-
-def fingerprint(tokenizer) -> str:
-    """Hash of a tokenizer's vocabulary: models that share it may draft for one another."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
 def _eos_ids(model, tokenizer) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def tokenizer_of(codec) -> Tokenizer:
     """The same for a tokenizer of transformers, such as HFDecoder.hf_tokenizer."""
     from copy import deepcopy
 
-    from lab.models.decoder import fingerprint
+    from lab.support.vocabulary import fingerprint
 
     if codec.is_fast:
         backend = deepcopy(codec.backend_tokenizer)  # the settings changed here are the model's own there

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from lab.support.errors import BadInput
+from lab.support.files import replacing
 from lab.ngram.format import (MAX_FINGERPRINT, PAGE, Header, pages, wrong_keys, wrong_part, wrong_rows,
                               wrong_sizes)
 
@@ -37,16 +36,19 @@ def write_table(path, *, order: int, top_k: int, vocab_size: int, tokenizer: str
         wrong = f"a tokenizer fingerprint of {len(fingerprint)} bytes: at most {MAX_FINGERPRINT} would be right"
     if wrong is not None:
         raise BadInput(f"Cannot make an n-gram table with {wrong}.")
-    with _replacing(path) as file:
-        file.write(bytes(PAGE))                 # the header is known at the end
-        sums = array("I")
-        header = Header(order, top_k, vocab_size, _write_parts(file, sums, parts, order, top_k, vocab_size, n_rows),
-                        n_tokens, tokenizer)
-        if sys.byteorder == "big":
-            sums.byteswap()
-        file.write(sums.tobytes())
-        file.seek(0)
-        file.write(header.pack())
+    try:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            file.write(bytes(PAGE))             # the header is known at the end
+            sums = array("I")
+            header = Header(order, top_k, vocab_size, _write_parts(file, sums, parts, order, top_k, vocab_size, n_rows),
+                            n_tokens, tokenizer)
+            if sys.byteorder == "big":
+                sums.byteswap()
+            file.write(sums.tobytes())
+            file.seek(0)
+            file.write(header.pack())
+    except OSError as error:
+        raise BadInput(f"Cannot write the n-gram table {path}: {error.strerror or error}.") from error
 
 
 def _write_parts(file, sums: array, parts: Iterable[Part], order: int, top_k: int, vocab_size: int,
@@ -98,34 +100,3 @@ class _Section:
     def _put(self, data: memoryview) -> None:
         self._file.write(data)
         self._sums.extend([zlib.crc32(data[at:at + PAGE]) for at in range(0, len(data), PAGE)])
-
-
-@contextmanager
-def _replacing(path) -> Iterator:
-    """A new binary file that takes the name `path` at the end, when its bytes are on the disk; gone after an error.
-
-    Raises BadInput where it cannot be written.
-    """
-    target = Path(os.path.realpath(path))       # where a link leads: the link stays
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".part")
-    except OSError as error:
-        raise BadInput(f"Cannot write the n-gram table {path}: {error.strerror}.") from None
-    try:
-        with open(temporary, "wb", opener=lambda *_: handle) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)      # mkstemp makes the file private
-        os.replace(temporary, target)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise BadInput(f"Cannot write the n-gram table {path}: {error.strerror or error}.") from error
-        raise
-    if hasattr(os, "O_DIRECTORY"):              # the new name, too, outlives a power cut
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)

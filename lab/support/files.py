@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Iterator
 
@@ -13,13 +13,16 @@ from lab.support.errors import BadInput
 def replacing(path) -> Iterator[Path]:
     """The name of a temporary file in the same folder, which takes the place of `path` when the block ends well.
 
-    A symbolic link stays, and what it points to is replaced. Raises OSError.
+    By then its bytes are on the disk. A symbolic link stays, and what it points to is replaced. A process that is
+    killed leaves a file beside it whose name ends in .part. Raises OSError.
     """
     path = Path(os.path.realpath(path))
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
     os.close(handle)
     try:
         yield Path(name)
+        with open(name, "rb+") as written:
+            os.fsync(written.fileno())
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp makes the file private
@@ -27,6 +30,11 @@ def replacing(path) -> Iterator[Path]:
     except BaseException:
         os.unlink(name)
         raise
+    if hasattr(os, "O_DIRECTORY"):  # the new name, too, outlives a power cut
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):  # not every file system can; the file is there all the same
+            os.fsync(folder)
+        os.close(folder)
 
 
 def write_bytes(path, data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
 from functools import lru_cache
@@ -12,6 +11,7 @@ import numpy as np
 
 from lab.support.errors import BadInput
 from lab.support.files import replacing
+from lab.support.vocabulary import fingerprint
 from lab.toy.transformer import Config, TransformerLM
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
@@ -47,9 +47,8 @@ def decode(tokens) -> str:
 
 @lru_cache(maxsize=1)
 def tokenizer_id() -> str:
-    """Fingerprint of the vocabulary: models that share it may draft for one another."""
-    vocabulary = sorted(tokenizer().get_vocab().items())
-    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+    """Fingerprint of the family's vocabulary, which its decoders have as `tokenizer`."""
+    return fingerprint(tokenizer())
 
 
 def heldout(kind: str) -> str:

@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 import console
 import decode_lab
 import lab.drafters.cascade
-import lab.measure.prediction
 import lab.measure.timing
 from console import ROOT, BadInput
 from decode_lab import speculative_generate
@@ -55,7 +54,7 @@ def run_timed(folders):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lab.measure.timing, "step_times", lambda decoder, ids, context, sent, repeats: np.array(
             [[1 + SLOPE * (n - 1)] * repeats for n in sent]))
-        patch.setattr(lab.measure.prediction, "step_seconds", lambda models, ids, context, rounds: np.array(
+        patch.setattr(lab.measure.timing, "step_seconds", lambda models, ids, context, rounds: np.array(
             [[c] * rounds for c in (1, *STEPS.values())]))
         return run(folders)
 

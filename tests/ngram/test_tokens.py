@@ -53,7 +53,7 @@ def folder(tmp_path):
 
 def test_the_tokenizer_of_a_model_is_loaded_without_its_weights(folder):
     from lab.models import loading
-    from lab.models.decoder import fingerprint
+    from lab.support.vocabulary import fingerprint
     codec, theirs = tokenizer(str(folder)), loading.load_tokenizer(str(folder))
     text = "def f(x):\n    return x + 12345\n"
     assert codec.encode_batch([text, "a"]) == [toy.encode(text), toy.encode("a")]
