@@ -1,10 +1,9 @@
-"""Keeps README.md true: `make readme` writes what the commands named in it print, and its picture, again.
+"""Keeps README.md true: `make readme` writes its tables and its picture again.
 
-A block that begins with a comment `<!-- output: COMMAND -->` holds the output of that command in a code block, up to
-`<!-- end -->`; after `| from: TEXT`, only the part that begins with a line of that text and ends at a blank line.
-`<!-- demos -->` holds the table of demos, read from their first cells; `<!-- records: results/*.json -->` tables of
-the records that match, as `make gpu` leaves them. The picture is a figure of a demo; the values that
-it was drawn from are fingerprinted in the file, and a test compares the fingerprint with the demo's.
+`<!-- demos -->` holds, up to `<!-- end -->`, the table of demos, read from their first cells;
+`<!-- records: results/*.json -->` tables of the records that match, as `make gpu` leaves them. The picture is a figure
+of a demo; the values that it was drawn from are fingerprinted in the file, and a test compares the fingerprint with
+the demo's.
 """
 
 from __future__ import annotations
@@ -12,11 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -29,36 +24,19 @@ README, PICTURE = ROOT / "README.md", ROOT / "docs" / "speedup.png"
 PICTURE_OF = ROOT / "lab" / "05_spec_decode_on_hardware.py"
 
 
-def output_of(command: str) -> str:
-    """What `python …` prints in a pipe, 80 columns, without the progress of anything."""
-    words = shlex.split(command)
-    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
-                          env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"})
-    if done.returncode:
-        raise SystemExit(f"{command} failed: {done.stderr}")
-    return done.stdout
-
-
-def part(text: str, beginning: str) -> str:
-    """The first line that begins so, and what follows up to a blank line."""
-    lines = text.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(beginning))
-    end = next((i for i in range(start + 1, len(lines)) if not lines[i].strip()), len(lines))
-    return "\n".join(lines[start:end])
-
-
 def table_of_demos() -> str:
-    rows = ["| demo | question | what you will see | takes |", "|---|---|---|---|"]
+    rows = ["| demo | what you find out | takes |", "|---|---|---|"]
     for path in demos().values():
         card = console.demo_card(path)
-        rows.append(f"| [{path.name}](lab/{path.name}) | {card['question']} | {card['watch']} | {card['takes']} |")
+        title = card["title"].removeprefix(f"{card['number']}. ")
+        rows.append(f"| [{card['number']}](lab/{path.name}) {title} | {card['question']} | {card['takes']} |")
     return "\n".join(rows)
 
 
 def table_of_records(pattern: str) -> str:
     """Markdown tables of the records of demos 14 and 15 whose files match a pattern: what each read, as its run showed.
 
-    One table per demo that has records; where there is none at all, the sentence that says so.
+    One table per demo that has records; nothing where there are none.
     """
     rows: dict[str, list] = {demo: [] for demo in SUMMARIES}
     for path in sorted(ROOT.glob(pattern)):
@@ -68,9 +46,6 @@ def table_of_records(pattern: str) -> str:
             machine = f"[{host.get('gpu', host['cpu'])}]({path.relative_to(ROOT).as_posix()})"
             target = f"{said['random_weights']}, random weights" if said["random_weights"] else said["target"]
             rows[record["demo"]].append([machine, target, said["dtype"], *SUMMARIES[record["demo"]][1](record)])
-    if not any(rows.values()):
-        return ("The table of GPUs is still to be measured: `make gpu` on a machine with a CUDA device makes its "
-                "records.")
     tables = [[["GPU", "target", "dtype", *SUMMARIES[demo][0]], ["---"] * (3 + len(SUMMARIES[demo][0])), *found]
               for demo, found in rows.items() if found]
     return "\n\n".join("\n".join("| " + " | ".join(row) + " |" for row in table) for table in tables)
@@ -116,14 +91,8 @@ def _rows(record: dict, id: str) -> list[dict]:
 
 def refreshed(text: str) -> str:
     """README text with every generated block made anew."""
-    def block(match):
-        command, _, beginning = match.group(1).partition(" | from: ")
-        shown = output_of(command)
-        shown = part(shown, beginning) if beginning else shown.strip("\n")
-        return f"<!-- output: {match.group(1)} -->\n```\n{shown}\n```\n<!-- end -->"
-    text = re.sub(r"<!-- output: (.*?) -->\n.*?<!-- end -->", block, text, flags=re.S)
-    text = re.sub(r"<!-- records: (.*?) -->\n.*?<!-- end -->", lambda m: f"<!-- records: {m.group(1)} -->\n"
-                  f"{table_of_records(m.group(1))}\n<!-- end -->", text, flags=re.S)
+    text = re.sub(r"<!-- records: (.*?) -->\n.*?<!-- end -->", lambda m: "\n".join(filter(None, [
+        f"<!-- records: {m.group(1)} -->", table_of_records(m.group(1)), "<!-- end -->"])), text, flags=re.S)
     return re.sub(r"<!-- demos -->\n.*?<!-- end -->", lambda m: f"<!-- demos -->\n{table_of_demos()}\n<!-- end -->",
                   text, flags=re.S)
 
