@@ -1,11 +1,15 @@
 """The number of threads is chosen by a scripted clock."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
+from console import ROOT
 from lab.measure.scripted import random_decoder
 from lab.measure.threads import choose_threads
 
@@ -58,3 +62,13 @@ def test_on_another_device_nothing_is_read_or_changed():
     machine = Clocked({1: 1.0, 2: 0.5})
     machine.decoder.device = SimpleNamespace(type="cuda")
     assert machine.choose().seconds == {} and machine.tried == [] and machine.decoder.calls == []
+
+
+@pytest.mark.parametrize("given", [None, "active"])
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(given):
+    """It must be asked for before torch is loaded."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code = "import sys, os, console; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env | ({"OMP_WAIT_POLICY": given} if given else {}),
+                          capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [given or "passive", "False"], done.stderr
