@@ -21,7 +21,7 @@ from lab.support.errors import require
 
 LEAST_REPEATS = 5
 WARM_UP = 3                    # tokens that each method writes before any is timed
-MOST_SPREAD = 0.2              # of the baseline: half of its runs lie within this share of the median
+MOST_SPREAD = 0.2              # of the baseline: distance of the quartiles of its runs over their median
 
 
 @dataclass
@@ -89,12 +89,13 @@ class Compared:
     @property
     def not_judged(self) -> str:
         """Why the speedup is not to be judged, as a sentence; "" where it may be."""
+        where = f"this machine was busy: {self.method} on {self.text}"
         if self.spread > MOST_SPREAD:
-            return (f"this machine was busy: half of the plain runs beside {self.method} on {self.text} spread over "
-                    f"{self.spread:.0%} of their median, more than {MOST_SPREAD:.0%}. Run it again.")
+            return (f"{where} stands beside plain runs whose middle half spreads over {self.spread:.0%} of their median, "
+                    f"more than {MOST_SPREAD:.0%}. Run it again.")
         if self.bounded and self.speedup > self.tau * (1 + self.spread):
-            return (f"this machine was busy: {self.method} on {self.text} reads {self.speedup:.2f} times plain decoding "
-                    f"at {self.tau:.2f} tokens a round, which cannot be. Run it again.")
+            return (f"{where} reads {self.speedup:.2f} times plain decoding at {self.tau:.2f} tokens a round, "
+                    "which cannot be. Run it again.")
         return ""
 
     @property
