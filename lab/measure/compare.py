@@ -91,8 +91,8 @@ class Compared:
         """Why the speedup is not to be judged, as a sentence; "" where it may be."""
         where = f"this machine was busy: {self.method} on {self.text}"
         if self.spread > MOST_SPREAD:
-            return (f"{where} stands beside plain runs whose middle half spreads over {self.spread:.0%} of their median, "
-                    f"more than {MOST_SPREAD:.0%}. Run it again.")
+            return (f"{where} stands beside plain runs whose middle half spreads over {self.spread:.0%} of their "
+                    f"median, more than {MOST_SPREAD:.0%}. Run it again.")
         if self.bounded and self.speedup > self.tau * (1 + self.spread):
             return (f"{where} reads {self.speedup:.2f} times plain decoding at {self.tau:.2f} tokens a round, "
                     "which cannot be. Run it again.")
