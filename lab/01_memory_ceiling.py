@@ -1,59 +1,45 @@
 # %% [markdown]
 # # 01. The memory ceiling
 #
-# **Question.** Why does a chip that does hundreds of trillions of operations per second write only some
-# dozens of tokens per second?
+# **Question.** Why does a chip that does hundreds of trillions of operations per second write only
+# some dozens of tokens per second?
 #
-# **Watch for.** To write one token, a forward (one run of the model over its inputs) reads every weight once,
-# and the cache of everything written so far. The bytes of a forward over the bandwidth set a ceiling that no
-# amount of arithmetic raises.
+# **Watch for.** To write one token, the chip reads every weight and the whole cache once. Bandwidth
+# over bytes is a ceiling that no amount of arithmetic raises.
 #
 # **Takes.** about 3 s; needs numpy, matplotlib.
 #
-# **Leaves out.** Activations, kernel launches, several chips, and how close to its data sheet a chip really
-# comes: sections 1, 2 and 4 are ceilings, section 3 assumes efficiencies. Demo 14 measures a real model.
+# **Leaves out.** Activations, kernel launches, several chips. Data sheets give ceilings; demo 14
+# measures a real model.
 
 # %%
 from dataclasses import dataclass, replace
 
-from console import (Count, Share, OneOf, Positive, assumptions, figure, fmt_bytes, fmt_time, observe,
-                     print_table, sliders, subplots)
+from console import (Count, OneOf, Positive, Share, assumptions, figure, observe, print_table,
+                     sliders, subplots)
 
 import numpy as np
 
 from hw_specs import CHIPS, chip, measure_this_machine
-from lab.toy.transformer import Config
-from llm_math import ELEMENT_BYTES, MODELS, ModelShape, critical_batch, max_batch, model, verify_time
+from llm_math import MODELS, critical_batch, max_batch, model, verify_time
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    chip: OneOf(*CHIPS) = "rtx-4090"
-    """Chip of section 1."""
-    model: OneOf(*MODELS) = "27b-4bit"
-    """Model of section 1."""
-    contexts: tuple[Count, ...] = (4096, 32768, 131072, 262144)
-    """Context lengths, tokens; the last one is the long one of section 1."""
-    models: tuple[OneOf(*MODELS), ...] = ("llama-3.1-70b", "27b-4bit", "llama-3.1-8b", "smollm2-135m")
-    """Models of the table over chips."""
-    strong: OneOf(*CHIPS) = "l4"
-    """A chip with more arithmetic than the next one."""
-    wide: OneOf(*CHIPS) = "m3-ultra"
-    """A chip with more bandwidth than the last one."""
-    serving_chip: OneOf(*CHIPS) = "h100-sxm"
-    """Chip of the batches."""
-    serving_model: OneOf(*MODELS) = "llama-3.1-8b"
-    """Model of the batches."""
-    batches: tuple[Count, ...] = (1, 4, 16, 64, 128, 256, 512)
-    """Sequences decoded together."""
-    serving_context: Count = 1024
-    """Context of each sequence, and length of the prefilled prompt, tokens."""
-    flop_efficiency: Share = 0.6
-    """Share of the peak rate that large products reach."""
-    byte_efficiency: Share = 0.8
-    """Share of the peak bandwidth that streaming reaches."""
-    measure_s: Positive = 1.0
-    """Seconds spent on measuring this machine."""
+    chip: OneOf(*CHIPS) = "rtx-4090"  # Chip of section 1.
+    model: OneOf(*MODELS) = "27b-4bit"  # Model of section 1.
+    context: Count = 262144  # Tokens in the long cache of section 1.
+    models: tuple[OneOf(*MODELS), ...] = (
+        "llama-3.1-70b", "27b-4bit", "llama-3.1-8b", "smollm2-135m")  # Models of section 2.
+    strong: OneOf(*CHIPS) = "l4"  # Section 2: a chip with more arithmetic than the next one.
+    wide: OneOf(*CHIPS) = "m3-ultra"  # Section 2: a chip with more bandwidth than the last one.
+    serving_chip: OneOf(*CHIPS) = "h100-sxm"  # Chip of section 3.
+    serving_model: OneOf(*MODELS) = "llama-3.1-8b"  # Model of section 3.
+    batches: tuple[Count, ...] = (1, 4, 16, 64, 128, 256, 512)  # Sequences decoded together.
+    serving_context: Count = 1024  # Tokens in each sequence's cache; also the length of a prompt.
+    flop_efficiency: Share = 0.6  # Share of the peak rate that large products reach.
+    byte_efficiency: Share = 0.8  # Share of the peak bandwidth that reading weights reaches.
+    measure_s: Positive = 1.0  # Seconds spent on measuring this machine.
 
 
 A = assumptions(Assumptions)
@@ -61,208 +47,199 @@ A = assumptions(Assumptions)
 # %% [markdown]
 # ## 1. One model on one chip
 #
-# A decode step multiplies a vector with every matrix of the model. Each weight is read from memory, used for
-# one multiplication and one addition, and thrown away. So forwards per second, the column passes/s (a pass is
-# a forward), are at most bandwidth over bytes, and the share of the chip's arithmetic in use is that rate
-# times the FLOPs of a forward. The KV cache is read too, all of it, in every step. Only attention layers have
-# one; linear-attention and convolution layers carry a small fixed state. 27B 4-bit has the shape of
-# Qwen3.5-27B, its weights in 4 bits, scales and some layers in more.
-
-
-# %%
-def ceiling(shape: ModelShape, on, context: int, kv_dtype: str = "fp16") -> dict:
-    """Bytes of a decode step, passes/s at full bandwidth, share of the peak arithmetic, whether it fits."""
-    cache = shape.kv_bytes(context, kv_dtype)
-    passes = on.bandwidth / (shape.streamed_bytes() + cache)
-    return dict(cache=cache, total=shape.streamed_bytes() + cache, passes=passes,
-                used=passes * shape.flops(1, context) / on.peak(),
-                fits=shape.weight_bytes() + cache <= on.memory)
-
-
-target, on, long = model(A.model), chip(A.chip), A.contexts[-1]
-cases = {"0": (0, "fp16"), f"{long:,} in 4 bits": (long, "int4"), f"{long:,} in 16 bits": (long, "fp16")}
-found = {name: ceiling(target, on, *case) for name, case in cases.items()}
-print_table("bytes", ["tokens cached", "weights", "cache and state", "passes/s", "arithmetic",
-             f"fits {on.memory / 1e9:.0f} GB"],
-            [[name, target.streamed_bytes(), c["cache"], c["passes"], c["used"], c["fits"]]
-             for name, c in found.items()],
-            title=f"{target.name} on {on.name}: bytes of one forward, and the most passes per second",
-            formats={"weights": fmt_bytes, "cache and state": fmt_bytes, "passes/s": ".1f",
-                     "arithmetic": ".1%"})
-empty, small, large = found.values()
-observe("little-arithmetic",
-        "{name} reads {size} per forward, so {chip} makes at most {passes:.0f} forwards per second and uses "
-        "{used:.1%} of its arithmetic: less than a tenth.", name=target.name,
-        size=fmt_bytes(empty["total"]), chip=on.name, passes=empty["passes"], used=empty["used"],
-        holds=empty["used"] < 0.1)
-observe("long-cache-slows",
-        "A cache of {n:,} tokens in 4 bits lowers the ceiling to {a:.0f} forwards per second, in 16 bits "
-        "to {b:.0f}, less than half of {c:.0f}.", n=long, a=small["passes"], b=large["passes"],
-        c=empty["passes"], holds=large["passes"] < empty["passes"] / 2)
-observe("long-cache-fits-small", "In 16 bits that cache does not fit beside the weights; in 4 bits it does.",
-        holds=small["fits"] and not large["fits"])
-
-# %% [markdown]
-# ## 2. Chips, models, caches
+# A *forward* is one run of the model. A forward that writes one token is a *step*. A step reads
+# each weight from memory and uses it for one multiplication and one addition: 2 FLOPs. It also
+# reads the whole KV cache, the keys and values of all tokens so far. So:
 #
-# The same division for other chips and models. A dash marks weights that do not fit in the chip's memory. The
-# ridge is the number of operations a chip can do while it reads one byte; a decode step in 16 bits offers one
-# operation per byte.
+# 1. bytes read = weights + cache
+# 2. forwards per second = bandwidth / bytes read, at most
+# 3. arithmetic in use = forwards per second x FLOPs of a forward / peak FLOPs per second
+#
+# The model 27B 4-bit is Qwen3.5-27B with its weights in about 4 bits. Some of its layers keep a
+# state of fixed size instead of a cache. That state is read too, so its cache is above 0 bytes even
+# at 0 tokens. A dash means that weights and cache do not fit in the chip's memory.
 
 # %%
-models = [model(name) for name in A.models]
-print_table("chips", ["chip", "GB/s", "ridge", *(m.name for m in models)],
-            [[c.name, c.bandwidth / 1e9, c.ridge(),
-              *(ceiling(m, c, 0)["passes"] if m.weight_bytes() <= c.memory else None for m in models)]
-             for c in CHIPS.values()],
-            title="Most passes per second at batch 1, no cache",
-            formats={"GB/s": ".0f", "ridge": ".0f"} | {m.name: ",.0f" for m in models})
-strong, wide = chip(A.strong), chip(A.wide)
-rate = strong.peak() / wide.peak()
-both = [m for m in models if m.weight_bytes() <= min(strong.memory, wide.memory)]
-example = max(both or models, key=ModelShape.weight_bytes)
-one, other = (ceiling(example, c, 0)["passes"] for c in (strong, wide))
-observe("bandwidth-decides",
-        "Bandwidth decides, not arithmetic: {a} computes {x:.2f} times as fast as {b}, but of {model}, "
-        "which fits both, it makes at most {y:,.0f} forwards per second, fewer than the {z:,.0f} of {b}.",
-        a=strong.name, b=wide.name, x=rate, model=example.name, y=one, z=other,
-        holds=bool(both) and rate > 1 and one < other)
+def step(shape, on, tokens=0, bits=16):
+    """What a step after `tokens` cached ones, of `bits` bits per value, is at most on a chip."""
+    cache, flops = shape.kv_bytes(tokens, bits / 8), shape.flops(1, tokens)
+    read, held = shape.streamed_bytes() + cache, shape.weight_bytes() + cache
+    rate = None if held > on.memory else on.bandwidth / read
+    used = None if rate is None else rate * flops / on.peak()
+    return {"cache": cache, "read": read, "held": held, "flops": flops, "rate": rate, "used": used}
+
+
+def cache_row(tokens, bits):
+    """A row of the table below."""
+    s = step(TARGET, ON, tokens, bits)
+    return [tokens, bits, s["cache"] / 1e9, s["read"] / 1e9, s["flops"] / 1e9, s["rate"], s["used"]]
+
+
+def show_caches(id, cases):
+    """The table of (tokens, bits) cases."""
+    columns = ["cached tokens", "bits per value", "cache, GB", "read, GB", "GFLOP", "forwards/s"]
+    print_table(id, [*columns, "arithmetic in use"], [cache_row(*case) for case in cases],
+                title=f"One step of {TARGET.name} on {ON.name} ({ON.bandwidth / 1e9:.0f} GB/s, "
+                f"{ON.peak() / 1e12:.0f} TFLOP/s)", formats={"arithmetic in use": ".1%"})
+
 
 # %%
-dtypes = ("fp16", "int8", "int4")
-grid = {(n, d): ceiling(target, on, n, d) for n in A.contexts for d in dtypes}
-print_table("cache-dtypes", ["context", *(f"{d} cache" for d in dtypes), *(f"{d} passes/s" for d in dtypes)],
-            [[n, *(grid[n, d]["cache"] for d in dtypes), *(grid[n, d]["passes"] for d in dtypes)]
-             for n in A.contexts],
-            title=f"{target.name} on {on.name}: the cache's dtype and the context",
-            formats={f"{d} cache": fmt_bytes for d in dtypes} | {f"{d} passes/s": ".1f" for d in dtypes})
-equal = target.streamed_bytes() / target.kv_bytes_per_token("fp16")
-observe("cache-outgrows-weights",
-        "From {n:,.0f} tokens on, a 16-bit cache is more than the weights; the table reaches that.", n=equal,
-        holds=equal <= max(A.contexts))
+TARGET, ON = model(A.model), chip(A.chip)
+show_caches("bytes", [(0, 16), (A.context, 4), (A.context, 8), (A.context, 16)])
+empty = step(TARGET, ON)
+observe("little-arithmetic", "With an empty cache a step does {a:.1f} FLOPs per byte, so at most"
+        " {x:.1%} of the arithmetic of {chip} can be in use.", a=empty["flops"] / empty["read"],
+        chip=ON.name, value=empty["flops"] / empty["read"] / ON.ridge(), at_most=0.05)
+observe("long-cache-slows", "With {n:,} tokens cached in 16 bits a step reads {x:.2f} times as many"
+        " bytes.", n=A.context, at_least=2,
+        value=step(TARGET, ON, A.context)["read"] / empty["read"])
+observe("long-cache-fits-in-4-bits", "In 4 bits that cache and the weights take {x:.0%} of the"
+        " memory.", value=step(TARGET, ON, A.context, 4)["held"] / ON.memory, at_most=1)
 
 # %% tags=["notebook"]
-sliders(lambda context, bits: print_table("slider",
-    ["context", "bits", "cache", "passes/s"],
-    [[context * 1024, bits, (c := ceiling(target, on, context * 1024, bits / 8))["cache"], c["passes"]]],
-    formats={"cache": fmt_bytes, "passes/s": ".1f"}), context=(0, 512, 16, 256), bits=(2, 16, 1, 4))
+sliders(lambda cached, bits: show_caches("slider", [(cached, bits)]),
+        cached=(0, 524288, 16384, 262144), bits=(2, 16, 1, 4))
 
 # %% [markdown]
-# ## 3. Batches
+# ## 2. Other models, other chips
 #
-# Weights read once can serve many sequences. Decoding a batch costs hardly more time than decoding one
-# sequence, up to the critical batch, where the arithmetic takes as long as the reading. That holds for the
-# weights. Each sequence's cache serves that sequence alone: where reading it takes longer than the sequence's
-# arithmetic, no batch ever becomes bound by arithmetic, and throughput levels off for want of bandwidth.
+# First, how much of each model a step reads. The input embedding is a table with one row per token
+# of the vocabulary, and a step reads one row of it. In some models (*tied*) the same table is also
+# the output head, which is read whole. In the others it stays unread.
 
 # %%
-server, served, n_ctx = chip(A.serving_chip), model(A.serving_model), A.serving_context
-how = dict(overhead=0.0, flop_efficiency=A.flop_efficiency, byte_efficiency=A.byte_efficiency)
-batches = np.array(A.batches)
-bare = verify_time(served, server, batches, 0, 1, **how)
-full = verify_time(served, server, batches, n_ctx, 1, **how)
-most = max_batch(served, server, n_ctx)
-at = f"{n_ctx} tokens"
-columns = ["batch", "step, no cache", "tokens/s, no cache", f"step, {at}", f"tokens/s, {at}", "each", "fits"]
-print_table("batches", columns,
-            [[int(b), t, b / t, u, b / u, 1 / u, b <= most] for b, t, u in zip(batches, bare, full)],
-            title=f"{served.name} on {server.name}: throughput and latency",
-            formats={"step, no cache": fmt_time, f"step, {at}": fmt_time} | {
-                name: ",.0f" for name in ("tokens/s, no cache", f"tokens/s, {at}", "each")})
-critical = critical_batch(server, served.bytes_per_weight, flop_efficiency=A.flop_efficiency,
-                          byte_efficiency=A.byte_efficiency)
-below = int(batches[batches <= critical].max(initial=batches.min()))
-growth = verify_time(served, server, below, 0, 1, **how) / verify_time(served, server, 1, 0, 1, **how)
-observe("critical-batch",
-        "The critical batch is {n:.0f} tokens per forward: without a cache, decoding {b} sequences "
-        "takes {x:.2f} times the time of one, less than 1.05.", n=critical, b=below, x=growth,
-        holds=below > 1 and growth < 1.05)
-cache_s = served.kv_bytes(n_ctx) / (server.bandwidth * A.byte_efficiency)
-math_s = served.flops(1, n_ctx) / (server.peak() * A.flop_efficiency)
-observe("cache-bound",
-        "With {n} tokens of cache each, a further sequence costs {a} of reading, more than its {b} of "
-        "arithmetic, so no batch is bound by arithmetic.", n=n_ctx, a=fmt_time(cache_s), b=fmt_time(math_s),
-        holds=cache_s > math_s)
+SHAPES = [model(name) for name in A.models]
+print_table("models", ["model", "parameters", "in memory, GB", "read by a step, GB"],
+            [[m.name, m.n_params(), m.weight_bytes() / 1e9, m.streamed_bytes() / 1e9]
+             for m in SHAPES], title="Weights", formats={"parameters": ",d"})
 
 # %% [markdown]
-# ## 4. The roofline
-#
-# Operations per byte on one axis, operations per second on the other. Left of the ridge a program is bound by
-# bandwidth, right of it by arithmetic. Prefill sends a whole prompt through the weights at once, and
-# speculative decoding will move decode steps to the right by verifying several tokens in one forward. The
-# points are ceilings, at the peak rates of the data sheet.
+# Now each model on each chip: bandwidth over the bytes that a step *reads*, not those in memory. A
+# dash means that the weights do not fit. The *ridge* is the number of FLOPs that a chip does in the
+# time in which it reads one byte. A step in 16 bits needs only 1: 2 FLOPs for the 2 bytes of a
+# weight.
 
 
 # %%
-def point(shape: ModelShape, machine, batch: int, context: int, n: int) -> tuple[float, float]:
-    """(FLOP per byte, FLOP/s) of one forward at full efficiency."""
-    flops = batch * shape.flops(n, context)
-    seconds = verify_time(shape, machine, batch, context, n, 0.0, flop_efficiency=1, byte_efficiency=1)
-    return flops / (shape.streamed_bytes() + batch * shape.kv_bytes(context)), flops / seconds
+def chip_row(on):
+    """Bandwidth, ridge, and the forwards per second of each model."""
+    return [on.name, on.bandwidth / 1e9, on.ridge(), *(step(m, on)["rate"] for m in SHAPES)]
 
 
-largest = max(int(batches[batches <= most].max(initial=1)), 1)
-points = {"decode, batch 1": (1, n_ctx, 1), f"decode, batch {largest}": (largest, n_ctx, 1),
-          "decode, 8 tokens at once": (1, n_ctx, 8), f"prefill, {n_ctx} tokens": (1, 0, n_ctx)}
-places = {name: point(served, server, *where) for name, where in points.items()}
-print_table("roofline", ["forward", "FLOP/byte", "TFLOP/s", "of peak"],
-            [[name, x, y / 1e12, y / server.peak()] for name, (x, y) in places.items()],
-            title=f"{served.name} on {server.name}, ridge {server.ridge():.0f} FLOP/byte",
-            formats={"of peak": ".1%"})
-(decode, _), (prefill, _) = places["decode, batch 1"], places[f"prefill, {n_ctx} tokens"]
-observe("two-sides",
-        "Decode at batch 1 does {a:.2g} FLOP per byte, prefill {b:.0f}: they lie on two sides of the ridge "
-        "at {r:.0f}.", a=decode, b=prefill, r=server.ridge(), holds=decode < server.ridge() < prefill)
+# %%
+print_table("chips", ["chip", "GB/s", "ridge", *(m.name for m in SHAPES)],
+            [chip_row(on) for on in CHIPS.values()], formats={m.name: ",.0f" for m in SHAPES},
+            title="Forwards per second, at most: one sequence, empty cache")
+strong, wide = chip(A.strong), chip(A.wide)
+observe("bandwidth-decides", "{a} can do {r:.2f} times the FLOPs of {b}, but {x:.2f} times its"
+        " forwards per second.", a=strong.name, b=wide.name, r=strong.peak() / wide.peak(),
+        value=strong.bandwidth / wide.bandwidth, at_most=1)
 
-fig, axis = subplots(size=(7.0, 4.2))
-for machine, color in {server: "C0", on: "C7"}.items():
+# %% [markdown]
+# ## 3. More tokens per forward
+#
+# Weights that were read once can serve many sequences. A step of a whole batch costs hardly more
+# time than a step of one sequence, up to the *critical batch*. Beyond it the arithmetic takes
+# longer than the reading.
+#
+# That holds for the weights. A cache serves only its own sequence. Where reading it takes longer
+# than the sequence's arithmetic, memory stays the limit, however large the batch.
+#
+# The times suppose that the chip reaches part of its data sheet: see flop_efficiency and
+# byte_efficiency.
+
+
+# %%
+SERVER, SERVED, N = chip(A.serving_chip), model(A.serving_model), A.serving_context
+REACHED = {"flop_efficiency": A.flop_efficiency, "byte_efficiency": A.byte_efficiency}
+
+
+def batch_row(batch):
+    """Time of a step and tokens per second, without caches and with; whether all of it fits."""
+    bare, full = (verify_time(SERVED, SERVER, batch, held, 1, 0.0, **REACHED) for held in (0, N))
+    fits = batch <= max_batch(SERVED, SERVER, N)
+    return [batch, bare * 1e3, batch / bare, full * 1e3, batch / full, fits]
+
+
+# %%
+columns = ["batch", "step, ms", "tokens/s", "ms with caches", "tokens/s with caches", "fits"]
+print_table("batches", columns, [batch_row(batch) for batch in A.batches],
+            title=f"{SERVED.name} on {SERVER.name}, without caches and with {N:,} tokens each",
+            formats=dict.fromkeys((columns[2], columns[4]), ",.0f"))
+critical = critical_batch(SERVER, SERVED.bytes_per_weight, **REACHED)
+below = max((b for b in A.batches if b <= critical), default=min(A.batches))
+observe("critical-batch", "The critical batch is {n:.0f}. Without caches a step of {b} sequences"
+        " takes {x:.2f} times as long as a step of one.", n=critical, b=below,
+        value=batch_row(below)[1] / batch_row(1)[1], at_most=1.05)
+observe("cache-bound", "Reading a sequence's cache takes {x:.2f} times as long as its arithmetic.",
+        at_least=1, value=SERVED.kv_bytes(N) / SERVED.flops(1, N) * SERVER.ridge()
+        * A.flop_efficiency / A.byte_efficiency)
+
+# %% [markdown]
+# The *roofline* shows this as a picture: FLOPs per byte against FLOPs per second, at peak rates.
+# Left of the ridge memory is the limit, right of it arithmetic. Prefill sends a whole prompt in one
+# forward. Speculative decoding will send a few tokens at once, and so move a step to the right.
+
+
+# %%
+def point(shape, on, batch, tokens, n):
+    """FLOPs per byte and per second; each sequence sends n tokens behind `tokens` cached ones."""
+    read = shape.streamed_bytes() + batch * shape.kv_bytes(tokens)
+    per_byte = batch * shape.flops(n, tokens) / read
+    return per_byte, min(on.peak(), per_byte * on.bandwidth)
+
+
+def roofline(points):
+    """The figure: the most that two chips can do, and the points under it."""
+    fig, axis = subplots(size=(7.0, 4.2))
     x = np.geomspace(0.3, 3000, 400)
-    axis.loglog(x, np.minimum(x * machine.bandwidth, machine.peak()), color=color, label=machine.name)
-for (name, (x, y)), marker in zip(places.items(), "os^D"):
-    axis.plot(x, y, marker, color="C0", label=f"{served.name}: {name}")
-axis.plot(*point(target, on, 1, 0, 1), "o", color="C7", label=f"{target.name}: decode, batch 1")
-axis.set(xlabel="FLOP per byte read", ylabel="FLOP/s", title="Roofline: what bounds a forward")
-axis.legend(fontsize=8)
-axis.grid(alpha=0.3)
-figure("roofline", fig, "roofline with decode and prefill")
+    for on, color in {SERVER: "C0", ON: "C7"}.items():
+        most = np.minimum(x * on.bandwidth, on.peak())
+        axis.loglog(x, most, color=color, label=f"{on.name}, at most")
+    for (name, place), marker in zip(points.items(), "os^D"):
+        axis.plot(*place, marker, color="C0", label=f"{SERVED.name}: {name}")
+    axis.plot(*point(TARGET, ON, 1, 0, 1), "o", color="C7", label=f"{TARGET.name}: decode, batch 1")
+    axis.set(xlabel="FLOPs per byte read", ylabel="FLOPs per second", title="What limits a forward")
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3)
+    return fig
 
-# %% [markdown]
-# ## 5. This machine
-#
-# Measured with numpy: how fast memory is read, and how fast matrices are multiplied, in 32 bits. The ceilings
-# that follow are for weights read from memory; the toy of the next demos is so small that a processor's cache
-# can hold it, and may then run above its ceiling.
 
 # %%
-def low_to_high(spread: tuple[float, float]) -> str:
-    return " to ".join(f"{rate / 1e9:.3g}" for rate in spread)
+largest = max((b for b in A.batches if batch_row(b)[-1]), default=1)
+POINTS = {
+    "decode, batch 1": point(SERVED, SERVER, 1, N, 1),
+    f"decode, batch {largest}": point(SERVED, SERVER, largest, N, 1),
+    "decode, 8 tokens at once": point(SERVED, SERVER, 1, N, 8),
+    f"prefill, {N} tokens": point(SERVED, SERVER, 1, 0, N),
+}
+print_table("roofline", ["forward", "FLOP/byte", "TFLOP/s", "of peak"],
+            [[name, x, y / 1e12, y / SERVER.peak()] for name, (x, y) in POINTS.items()],
+            title=f"{SERVED.name} on {SERVER.name}", formats={"of peak": ".1%"})
+observe("prefill-past-the-ridge", "The ridge is at {r:.0f} FLOPs per byte. Prefill of {n:,} tokens"
+        " does {x:.0f}.", r=SERVER.ridge(), n=N, value=point(SERVED, SERVER, 1, 0, N)[0],
+        at_least=SERVER.ridge())
 
+# %%
+figure("roofline", roofline(POINTS), "roofline with decode and prefill")
 
-machine = measure_this_machine(A.measure_s)
-print_table("this-machine", ["reading", "median", "quartiles"],
-            [["read bandwidth, GB/s", machine.bandwidth / 1e9, low_to_high(machine.bandwidth_spread)],
-             ["float32 rate, GFLOP/s", machine.peak() / 1e9, low_to_high(machine.flops_spread)],
-             ["ridge, FLOP/byte", machine.ridge(), None]],
-            title="This machine, measured", measured=["median", "quartiles"])
-here = {}
-smollm2 = model("smollm2-135m")
-for shape, dtype in ((Config().shape(), "fp32"), (smollm2, "fp32"), (smollm2, "bf16")):
-    sized = replace(shape, bytes_per_weight=ELEMENT_BYTES[dtype])
-    here[shape.name, dtype] = sized, ceiling(sized, machine, 0, dtype)
-print_table("ceilings-here", ["model", "parameters", "dtype", "bytes per forward", "passes/s at most", "arithmetic"],
-            [[name, s.n_params(), dtype, s.streamed_bytes(), got["passes"], got["used"]]
-             for (name, dtype), (s, got) in here.items()],
-            title="Ceilings here, no cache", measured=["passes/s at most", "arithmetic"],
-            formats={"parameters": ",d", "bytes per forward": fmt_bytes,
-                     "passes/s at most": ",.0f", "arithmetic": ".0%"})
-smol, its = here["SmolLM2-135M", "fp32"]
-observe("smollm-bound",
-        "SmolLM2-135M in 32 bits writes at most {n:.0f} tokens per second here, bound by memory too: its "
-        "arithmetic would fill {used:.0%} of the time, less than all of it.", n=its["passes"],
-        used=its["used"], measured=True, holds=its["used"] < 1)
-width = critical_batch(machine, 4.0, flop_efficiency=1, byte_efficiency=1)
-observe("width-here",
-        "By these two rates alone, up to {n} tokens per forward would cost no more than one; demo 14 "
-        "measures it. That is fewer than the {m:.0f} of {chip}, which rest on its data sheet and the "
-        "efficiencies assumed in section 3.", n=max(int(width), 1), m=critical, chip=server.name,
-        measured=True, holds=width < critical)
+# %% [markdown]
+# ## 4. This machine
+#
+# The same for the machine that runs this. numpy measures how fast it reads memory, and how fast it
+# multiplies matrices of 32-bit numbers. From the two follow a critical batch and a ceiling. Demo 14
+# measures how close SmolLM2-135M, the model of the real demos, comes to its ceiling.
+
+# %%
+HERE = measure_this_machine(A.measure_s)
+print_table("this-machine", ["billions per second", "median", "1st quartile", "3rd quartile"], [
+    ["bytes read", HERE.bandwidth / 1e9, *np.divide(HERE.bandwidth_spread, 1e9)],
+    ["float32 FLOPs", HERE.peak() / 1e9, *np.divide(HERE.flops_spread, 1e9)],
+], title="This machine, measured", measured=["median", "1st quartile", "3rd quartile"])
+observe("width-here", "The critical batch of this machine is {x:.0f}, by these readings.",
+        measured=True, at_most=critical,
+        value=critical_batch(HERE, 4.0, flop_efficiency=1, byte_efficiency=1))
+smollm2 = step(replace(model("smollm2-135m"), bytes_per_weight=4), HERE)
+observe("smollm-bound", "SmolLM2-135M in 32 bits makes at most {n:.0f} forwards per second here,"
+        " which keep {x:.0%} of the arithmetic in use.", n=HERE.bandwidth / smollm2["read"],
+        value=smollm2["flops"] / smollm2["read"] / HERE.ridge(), at_most=1, measured=True)
