@@ -1,291 +1,250 @@
 # %% [markdown]
 # # 02. The KV cache
 #
-# **Question.** What does a KV cache save, what does it cost, and what is left to do in a decode step?
+# **Question.** What does a KV cache save, what does it cost, and what is left to do in a decode
+# step?
 #
-# **Watch for.** The same text with and without a cache. Without one, each token costs more than the last, and
-# the whole grows with the square of its length. With one, the work per token hardly grows, but there is very
-# little of it per byte read. That last number is why the following demos exist.
+# **Watch for.** Without a cache, the work for a text grows with the square of its length. With one,
+# it grows in proportion. But a decode step then does less than one FLOP per byte that it reads.
 #
-# **Takes.** about 5 s; needs numpy, safetensors, tokenizers, matplotlib.
+# **Takes.** about 6 s; needs numpy, safetensors, tokenizers, matplotlib.
 #
 # **Leaves out.** Batches, caches in fewer bits, paged allocation, and the bytes of activations.
 
 # %%
 from dataclasses import dataclass
 
-from console import (BadInput, Count, OneOf, Within, assumptions, figure, fmt_bytes, observe, print_table, print_text, progress,
-                     record_samples, subplots)
+from console import (Count, OneOf, Within, assumptions, figure, observe, print_table, progress,
+                     record_samples, require, subplots)
 
 import numpy as np
 
 from decode_lab import Run, autoregressive_generate
 from hw_specs import CHIPS, chip
 from lab import toy
+from lab.measure.spread import disturbed
+from lab.toy.counting import counted
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    model: OneOf(*toy.NAMES) = "large"
-    """Toy model that writes."""
-    kind: OneOf("code", "prose") = "code"
-    """Held-out text that the prompts are taken from."""
-    prompt_tokens: Count = 16
-    """Prompt of sections 1 and 2, tokens."""
-    new_tokens: Count = 176
-    """Tokens written after it, at least 16."""
-    repeats: Within(1, 1000) = 2
-    """Generations timed with a cache, and then without one."""
-    rounding_steps: Count = 256
-    """Most float32 steps, of the largest logit's size, that two equal computations may differ by."""
-    prompts: tuple[Count, ...] = (16, 64, 240)
-    """Prompts of section 4, tokens."""
-    answer_tokens: Count = 16
-    """Tokens written after each of those, at least 2."""
-    chip: OneOf(*CHIPS) = "h100-sxm"
-    """Chip whose ridge the FLOP per byte are compared with."""
+    model: OneOf(*toy.NAMES) = "large"  # Toy model that writes.
+    kind: OneOf("code", "prose") = "code"  # Held-out text that the prompts are taken from.
+    prompt_tokens: Within(2, 496) = 16  # Prompt of sections 1 and 2, tokens.
+    new_tokens: Within(16, 511) = 176  # Tokens written after it.
+    repeats: Within(1, 1000) = 3  # Times that this text is written with a cache, and without one.
+    rounding_steps: Count = 256  # Float32 steps by which equal logits may differ.
+    prompts: tuple[Within(2, 510), ...] = (16, 64, 240)  # Prompts of section 4, tokens.
+    answer_tokens: Within(2, 511) = 16  # Tokens written after each of those.
+    chip: OneOf(*CHIPS) = "h100-sxm"  # Chip that a decode step is compared with.
 
 
 A = assumptions(Assumptions)
-C = toy.load(A.model).config
-FLOAT = 4                                            # bytes: the toy computes and caches in float32
-SHAPE = C.shape(f"toy {A.model}", FLOAT)
+LM = toy.load(A.model)
+SHAPE = LM.config.shape(f"toy {A.model}")  # in fp32, as the toy computes and caches
 TEXT = toy.encode(toy.heldout(A.kind))
-for prompt_name, prompt, name, new, least in (
-        ("--prompt-tokens", A.prompt_tokens, "--new-tokens", A.new_tokens, 16),
-        ("--prompts", max(A.prompts), "--answer-tokens", A.answer_tokens, 2)):
-    if new < least or prompt + new > C.max_length:
-        raise BadInput(f"{prompt_name} up to {prompt} with {name} = {new} is impossible: at least {least} of these, "
-                       f"and together at most the {C.max_length} that the model holds")
-for sentence in toy.past_training(C.max_length):
-    print_text(sentence)
+for flag, new, prompt in (("--new-tokens", A.new_tokens, A.prompt_tokens),
+                          ("--answer-tokens", A.answer_tokens, max(A.prompts))):
+    require(prompt + new <= LM.max_length, flag, new, f"at most {LM.max_length - prompt} here")
 
 # %% [markdown]
-# ## 1. The same text, with and without
+# ## 1. The same text, with a cache and without
 #
-# A transformer's layers meet the past in one place: attention reads the keys and values of all tokens before.
-# They do not change when the text grows, so they can be kept. One decoding loop runs both versions below; one
-# sends the new token alone, the other the whole sequence again. Logits agree up to the rounding of float32,
-# because products of other shapes add in another order.
+# Only attention looks at earlier tokens: it reads their keys and values. These do not change when
+# the text grows, so a *KV cache* keeps them. With a cache, each forward sends the newest token
+# alone. Without one, each forward sends the whole text again.
 #
-# FLOPs and bytes are counted where they are spent, two per multiply-add, and set beside the formulas of
-# llm_math. A masked product computes what it masks, and the formula counts only what may be seen: where whole
-# sequences are sent, the count is above it by what is masked.
-#
-# "float32 step there" is the distance from the largest logit to the next float32; "closest choice" the least
-# lead, in logits, that a written token had over the second: rounding far below it changes no token. FLOP /
-# formula and B / formula are counted FLOPs and bytes over the formula's.
+# Both must predict the same, up to rounding: they add the same numbers in different orders. A
+# *logit* is the score of a token. "least lead" is the smallest distance between the two highest
+# logits. A difference far below it changes no token.
 
 
 # %%
-class Toy:
-    """The toy as a Decoder, with its cache or recomputing all, that notes what each forward took."""
-
-    def __init__(self, cached: bool):
-        self.lm, self.cached, self.tokens, self.committed = toy.load(A.model), cached, [], 0
-        self.vocab_size, self.max_length = C.vocab_size, C.max_length
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    def rewind(self, length: int):
-        self.tokens, self.committed = self.tokens[:length], min(self.committed, length)
-        if length == 0:                                           # a new text
-            self.forwards = []                                    # (sent, FLOPs, bytes, last row of logits)
-        self.lm.rewind(length if self.cached else 0)
-
-    def commit(self, nodes):
-        self.committed = len(self.tokens)                         # plain decoding keeps all that it sends
-        if self.cached:
-            self.lm.commit(nodes)
-
-    def prefill(self, tokens):
-        self.tokens += map(int, tokens)
-        self.committed = len(self.tokens)
-        if self.cached:
-            self.note(len(tokens), lambda: self.lm.prefill(tokens))
-
-    def send(self, tokens, parents=None):
-        self.tokens += map(int, tokens)
-        if self.cached:
-            return self.note(len(tokens), lambda: self.lm.send(tokens, parents))
-        return self.note(len(self.tokens), lambda: self.lm.full_logits([self.tokens])[0])[-len(tokens):]
-
-    def note(self, sent: int, forward):
-        flops, read, rows = self.lm.flops, self.lm.bytes_read, forward()
-        last = None if rows is None else rows[-1].copy()
-        self.forwards.append((sent, self.lm.flops - flops, self.lm.bytes_read - read, last))
-        return rows
+def write(cached, n_new):
+    """Greedy decoding behind the prompt: the text, and the forward behind each new token."""
+    text, forwards = TEXT[:A.prompt_tokens], []
+    LM.rewind(0)
+    if cached:
+        LM.prefill(text[:-1])
+    for _ in range(n_new):
+        if cached:
+            forwards.append(counted(LM, LM.send, text[-1:]))
+            LM.commit([0])
+        else:
+            forwards.append(counted(LM, LM.full_logits, [text]))
+        text.append(int(forwards[-1].logits.argmax()))
+    return np.array(text), forwards
 
 
-decoders, written, runs = {True: Toy(True), False: Toy(False)}, {}, {True: [], False: []}
-# One kind after the other: after a large forward the next small ones take longer, caches being cold.
-order = [(cached, i) for cached in decoders for i in range(-1, A.repeats)]
-for cached, i in progress(order, "writing with and without a cache"):
-    n_new = A.new_tokens if i >= 0 else 4            # a short warm-up first
-    written[cached], run = autoregressive_generate(decoders[cached], TEXT[:A.prompt_tokens], n_new)
-    runs[cached] += [run] if i >= 0 else []
+def repeat(cached):
+    """What write() returns, once for each repetition, after a short warm-up."""
+    lengths = [4, *[A.new_tokens] * A.repeats]
+    return [write(cached, n) for n in progress(lengths, "writing")][1:]
 
-steps = {cached: [f for f in decoder.forwards if f[3] is not None] for cached, decoder in decoders.items()}
-equal = written[True] == written[False]
-n_same = (len(equal) if equal.all() else int(equal.argmin()) + 1) - A.prompt_tokens
-ours, theirs = (np.stack([f[3] for f in steps[cached][:n_same]]) for cached in (True, False))
-difference, largest = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
-step, best = float(np.spacing(np.float32(largest))), np.sort(theirs, axis=-1)
-print_table("logits", ["forwards", "largest difference", "largest logit", "float32 step there", "closest choice"],
-            [[n_same, difference, largest, step, float((best[:, -1] - best[:, -2]).min())]],
-            title="Logits with a cache and without", measured=["largest difference"],
-            formats={"largest difference": ".1e", "float32 step there": ".1e"})
-observe("rounding",
-        "The logits differ by at most {d:.1e}, {n:.0f} float32 steps of the largest logit, within {m}: "
-        "rounding.", d=difference, n=difference / step, m=A.rounding_steps, measured=True,
-        holds=difference <= A.rounding_steps * step)
-observe("same-tokens", "Both versions wrote the same {n} tokens.", n=A.new_tokens, holds=equal.all())
+
+def compare():
+    """A row of the table below: both versions over the whole text."""
+    (text, cached), (other, recomputed) = WRITTEN[True][0], WRITTEN[False][0]
+    ours, theirs = np.stack([f.logits for f in cached]), np.stack([f.logits for f in recomputed])
+    best, different = np.sort(theirs)[:, -2:], int((text != other).sum())
+    lead = (best[:, 1] - best[:, 0]).min()
+    return [len(cached), different, np.abs(theirs).max(), np.abs(ours - theirs).max(), lead]
 
 
 # %%
-def formula(n: int, context: int) -> tuple[float, float, float]:
-    """FLOPs, FLOPs with what the mask hides, and bytes, of sending n tokens after `context` cached ones."""
-    hidden = SHAPE.n_kv_layers * 4 * SHAPE.n_heads * SHAPE.head_dim * n * (n - 1) / 2
-    flops = SHAPE.flops(n, context)
-    return flops, flops + hidden, SHAPE.streamed_bytes() + SHAPE.kv_bytes(context + n, FLOAT)
-
-
-table = []
-for i in sorted({round(i) for i in np.linspace(0, A.new_tokens - 1, 4)}):
-    at = A.prompt_tokens + i                         # tokens in the sequence: this forward predicts the next
-    for cached in (True, False):
-        n, f, b, _ = steps[cached][i]
-        seen, computed, read = formula(n, at - n)
-        table.append([at, cached, n, f / 1e6, f / seen, f / computed, b / 1e6, b / read])
-ratios = ["FLOP / formula", "with masked", "B / formula"]
-print_table("counted-work", ["tokens so far", "cache", "sent", "MFLOP", *ratios[:2], "MB", ratios[2]], table,
-            title="Counted work of one forward, and its ratio to the formula",
-            formats=dict.fromkeys(ratios, ".3f"))
-worst = max(abs(row[k] - 1) for row in table for k in (5, 7))
-observe("work-as-formula",
-        "Count and formula agree within {worst:.1%}, below 1%, in FLOPs, masked included, and in bytes.",
-        worst=worst, holds=worst < 0.01)
+WRITTEN = {True: repeat(True), False: repeat(False)}
+columns = ["forwards", "different tokens", "largest logit", "largest difference", "least lead"]
+found = dict(zip(columns, compare()))
+print_table("logits", columns, [found.values()], measured=columns[3:4], title="Both versions")
+observe("rounding", "The logits differ by {x:.1e}. Float32 numbers of that size are {gap:.1e}"
+        " apart.", gap=np.spacing(found["largest logit"]), value=found["largest difference"],
+        at_most=A.rounding_steps * np.spacing(found["largest logit"]), measured=True)
+# No assumption breaks this one. It is the point of a cache: less work, the same text.
+observe("same-tokens", "{x} of the {n} tokens differ between the two versions.", n=A.new_tokens,
+        value=found["different tokens"], at_most=0)
 
 # %% [markdown]
 # ## 2. Linear against quadratic
 #
-# A total in proportion to the number of tokens has a second half as dear as the first: ratio 1. A total that
-# grows with the square has a second half three times as dear. The clock stands beside the count; a small
-# forward takes time for its calls, whatever it computes, which flattens the measured curve.
+# The toy counts FLOPs and bytes where it spends them. Predicted for a forward of n tokens:
 #
-# TTFT is the time to the first token, TPOT the median time per later one, here and in section 4. TTFT is two
-# forwards with a cache (the prompt but its last token, then that one), one without: after so short a prompt
-# the cache brings the first token no sooner.
+# 1. FLOPs: n x (2 per weight + 4 x heads x head_dim per layer and position computed).
+# 2. Bytes: all weights, and the keys and values of all tokens so far.
+#
+# If work grows in proportion to the text, its second half takes as much as its first: ratio 1. If
+# it grows with the square, three times as much. In seconds it is less: a call takes time whatever
+# it computes.
+
 
 # %%
-seconds = {cached: np.array([[r.verify_s for r in run.rounds] for run in runs[cached]]) for cached in runs}
-for cached, name in ((True, "with a cache"), (False, "without")):
-    record_samples(f"seconds per token, {name}", seconds[cached])
-flops = {cached: np.array([f[1] for f in steps[cached]], float) for cached in steps}
-bins = np.array_split(np.arange(A.new_tokens), 8)
-ms = {cached: np.array([np.quantile(t[:, b], [0.25, 0.5, 0.75]) for b in bins]) * 1e3
-      for cached, t in seconds.items()}
-spans = [f"{A.prompt_tokens + b[0]}-{A.prompt_tokens + b[-1]}" for b in bins]
-names = ["with: ms", "with: quartiles", "without: ms", "without: quartiles", "ratio"]
-print_table("by-position", ["tokens so far", *names, "FLOP ratio"],
-            [[span, x[1], f"{x[0]:.2f}-{x[2]:.2f}", y[1], f"{y[0]:.2f}-{y[2]:.2f}", y[1] / x[1],
-              flops[False][b].sum() / flops[True][b].sum()]
-             for span, b, x, y in zip(spans, bins, ms[True], ms[False])],
-            title="Time per token by position", measured=names,
-            formats=dict.fromkeys(names, ".2f") | {"ratio": ".1f", "FLOP ratio": ".1f"})
-table = []
-for cached in (True, False):
-    run, total = Run.pool(runs[cached]), float(np.median(seconds[cached].sum(axis=1)))
-    (f1, f2), (t1, t2) = ([half.sum() for half in np.array_split(values, 2)]
-                          for values in (flops[cached], ms[cached][:, 1]))
-    table.append([cached, A.new_tokens, (f1 + f2) / 1e9, f2 / f1, total, t2 / t1, run.ttft * 1e3,
-                  float(np.median(seconds[cached][:, 1:])) * 1e3])  # a pause of the machine moves means
-columns = ["cache", "tokens", "GFLOP", "2nd half / 1st", "s", "2nd / 1st, timed", "TTFT, ms", "TPOT, ms"]
-print_table("whole-text",
-            columns, table, title="The whole text", formats=dict.fromkeys((columns[3], columns[5]), ".2f"),
-            measured=columns[4:])
-(a, b), (a_timed, b_timed) = ([row[k] for row in table] for k in (3, 5))
-observe("growth-flops",
-        "By FLOPs the second half costs {a:.2f} times the first with a cache, below 2 and near linear (1), "
-        "and {b:.2f} times without, above 2 and near quadratic (3).", a=a, b=b, holds=a < 2 < b)
-observe("growth-time",
-        "By the clock it costs {a:.2f} times the first with a cache, and more without: {b:.2f} times, above "
-        "1.4.", a=a_timed, b=b_timed, measured=True, holds=a_timed < b_timed and b_timed > 1.4)
+def predicted(cached, i):
+    """FLOPs (masked positions are computed too) and bytes of the forward behind new token i."""
+    n, held = (1, A.prompt_tokens + i - 1) if cached else (A.prompt_tokens + i, 0)
+    masked = SHAPE.n_layers * 4 * SHAPE.n_heads * SHAPE.head_dim * n * (n - 1) / 2
+    read = SHAPE.streamed_bytes() + SHAPE.kv_bytes(held + n, "fp32")
+    return SHAPE.flops(n, held) + masked, read
 
-fig, (left, right) = subplots(1, 2, size=(9.0, 3.6))
-position = A.prompt_tokens + np.arange(A.new_tokens)
-for cached, color, name in ((True, "C0", "with a cache"), (False, "C1", "without")):
-    middle = [position[b].mean() for b in bins]
-    left.plot(middle, ms[cached][:, 1], "o-", color=color, label=name)
-    left.fill_between(middle, ms[cached][:, 0], ms[cached][:, 2], color=color, alpha=0.25)
-    right.plot(position, np.cumsum(flops[cached]) / 1e9, color=color, label=f"{name}, counted")
-    law = np.cumsum([formula(1, at - 1)[1] if cached else formula(at, 0)[1] for at in position])
-    right.plot(position, law / 1e9, "k:", label=None if cached else "formula")
-left.set(xlabel="tokens so far", ylabel="ms per token", title="Measured: time of one token", ylim=(0, None))
-right.set(xlabel="tokens so far", ylabel="GFLOP in all", title="Counted: work so far", yscale="log")
-for axis in (left, right):
-    axis.legend(fontsize=8)
-    axis.grid(alpha=0.3)
-figure("time-per-token", fig, "time per token, and work so far")
+
+def curves(cached):
+    """For each new token: FLOPs and bytes, counted and predicted, (n, 2); seconds, (repeats, n)."""
+    work = np.array([(f.flops, f.bytes) for f in WRITTEN[cached][0][1]], float)
+    law = np.array([predicted(cached, i) for i in range(A.new_tokens)])
+    times = [f.seconds for _, forwards in WRITTEN[cached] for f in forwards]
+    return work, law, np.reshape(times, (A.repeats, A.new_tokens))
+
+
+def halves(values):
+    """The second half of a text over the first."""
+    first, second = np.array_split(values, 2)
+    return float(second.sum() / first.sum())
+
+
+def text_row(cached):
+    """A row of the table below; of seconds the median of the repetitions."""
+    work, law, times = curves(cached)
+    (flops, read), ratio, typical = work.sum(0), work.sum(0) / law.sum(0), np.median(times, axis=0)
+    growth = halves(work[:, 0]), typical.sum(), halves(typical)
+    return [cached, flops / 1e9, ratio[0], read / 1e9, ratio[1], *growth]
+
+
+# %%
+columns = ["cache", "GFLOP", "GFLOP / predicted", "GB", "GB / predicted", "2nd half / 1st",
+           "seconds", "2nd half / 1st, timed"]
+rows = with_cache, without = [dict(zip(columns, text_row(cached))) for cached in (True, False)]
+print_table("whole-text", columns, [row.values() for row in rows], measured=columns[6:],
+            title=f"Writing {A.new_tokens} tokens",
+            formats=dict.fromkeys(columns[5::2], ".2f") | dict.fromkeys(columns[2:5:2], ".3f"))
+observe("work-as-predicted", "The counts differ from the predictions by at most {x:.2%}.",
+        value=max(abs(row[name] - 1) for row in rows for name in columns[2:5:2]), at_most=0.01)
+observe("growth-with", "With a cache, the second half takes {x:.2f} times the FLOPs of the first.",
+        value=with_cache["2nd half / 1st"], at_most=1.2)
+observe("growth-without", "Without a cache, the second half takes {x:.2f} times the FLOPs of the"
+        " first.", value=without["2nd half / 1st"], at_least=2)
+observe("growth-time", "Without a cache, the second half takes {x:.2f} times as long as the first.",
+        value=without["2nd half / 1st, timed"], at_least=1.4, measured=True,
+        not_judged=disturbed(curves(False)[2]))
+
+
+# %%
+def draw():
+    """The figure: work so far with a cache, and without; the time of each token."""
+    fig, (left, middle, right) = subplots(1, 3, size=(10.0, 3.4), sharex=True)
+    place = A.prompt_tokens + np.arange(A.new_tokens)
+    for cached, axis, name in ((True, left, "with a cache"), (False, middle, "without a cache")):
+        work, law, times = curves(cached)
+        axis.plot(place, work[:, 0].cumsum() / 1e9, linewidth=4, label="counted")
+        axis.plot(place, law[:, 0].cumsum() / 1e9, "k:", label="predicted")
+        axis.set(title=f"Work so far, {name}", ylabel="GFLOP")
+        right.plot(place, np.median(times, axis=0) * 1e3, label=name)
+        record_samples(f"seconds per token, {name}", times)
+    right.set(title="Time of one token, measured", ylabel="ms")
+    for axis in (left, middle, right):
+        axis.set(xlabel="tokens so far", ylim=(0, None))
+        axis.legend(fontsize=8)
+    figure("work", fig, "work so far with a cache and without, and time per token")
+
+
+draw()
 
 # %% [markdown]
 # ## 3. What the cache takes
 #
-# Keys and values of every layer: layers x 2 x n_kv_heads x head_dim values per token. n_kv_heads counts the
-# heads with keys and values of their own, each shared by several query heads. A slot is room for one token.
-# The toy doubles its slots whenever they are full, so up to half stand empty; engines that serve many
-# sequences allocate pages instead (PagedAttention, arXiv 2309.06180).
+# Each token adds layers x 2 x n_kv_heads x head_dim numbers of 4 bytes: keys and values. A *slot*
+# is room for one token. The toy doubles its slots when they are full. Engines allocate pages of
+# slots instead (PagedAttention, arXiv 2309.06180).
+
 
 # %%
-each, lm, table = SHAPE.kv_bytes_per_token(FLOAT), toy.load(A.model), []
-for n in sorted({n for n in (16, 48, 100, 160, 256, 300) if n < C.max_length} | {C.max_length}):
-    lm.prefill(TEXT[lm.length:n])
-    slots, allocated = lm.cache.k.shape[3], lm.cache.nbytes
-    table.append([n, n * each, slots, allocated, allocated / (slots * each), allocated / (n * each),
-                  n * each / SHAPE.weight_bytes()])
-ratios = ["per slot / formula", "allocated / needed", "needed / weights"]
-print_table("cache-bytes", ["tokens", "needed", "slots", "allocated", *ratios], table,
-            title=f"KV cache of {SHAPE.name}, {each:,.0f} B per token by the formula",
-            formats={"needed": fmt_bytes, "allocated": fmt_bytes} | dict.fromkeys(ratios, ".2f"))
-observe("slot-as-formula",
-        "A slot takes the {b:,.0f} B of the formula; at its longest, {n} tokens, the cache holds {size}, "
-        "{x:.0%} of the weights.", b=each, n=n, size=fmt_bytes(n * each), x=table[-1][6],
-        holds=all(row[4] == 1 for row in table))
+def cache_row(n):
+    """A row of the table below: the cache grown to n tokens."""
+    LM.rewind(0)
+    LM.prefill(TEXT[:n])
+    needed, slots = n * SHAPE.kv_bytes_per_token("fp32"), LM.cache.k.shape[3]
+    return [n, needed / 1e3, needed / SHAPE.weight_bytes(), slots, LM.cache.nbytes / 1e3]
+
+
+# %%
+LM = toy.load(A.model)  # with an empty cache
+rows = [cache_row(n) for n in sorted({16, 48, 100, 160, 256, 300, LM.max_length})]
+print_table("cache-bytes", ["tokens", "needed, KB", "of weights", "slots", "allocated, KB"], rows,
+            title=f"KV cache of {SHAPE.name}", formats={"of weights": ".0%"})
+observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes of the weights.",
+        n=rows[-1][0], value=rows[-1][2], at_most=0.5)
 
 # %% [markdown]
 # ## 4. Prefill and decode
 #
-# A prompt can be sent in one forward: its weights are read once for all its tokens. A decode step reads them
-# for one token. FLOPs over bytes, the arithmetic intensity, tells the two apart: below a chip's ridge the
-# memory sets the time, above it the arithmetic. Nobody reads a prompt's predictions, so prefill skips the
-# output head.
+# A prompt is sent in one forward (*prefill*), which reads the weights once for all of its tokens. A
+# decode step reads them for one token. So prefill does more FLOPs per byte. Below a chip's ridge
+# (demo 01) memory sets the time, above it arithmetic.
+#
+# TTFT is the time to the first token, TPOT the median time of a later one. "prompt token / TPOT" is
+# TTFT per token of the prompt over TPOT.
+
 
 # %%
-table, decoder = [], decoders[True]
-for n in progress(A.prompts, "prefill and decode"):
-    run = Run.pool([autoregressive_generate(decoder, TEXT[:n], A.answer_tokens)[1] for _ in range(5)])
-    (sent, f, b, logits), (_, last_f, last_b, _) = decoder.forwards[0], decoder.forwards[-1]
-    tpot = float(np.median([r.verify_s for r in run.rounds if not r.first]))
-    head = 0 if logits is not None else SHAPE.vocab_size * SHAPE.hidden    # weights prefill does not need
-    (_, want_f, want_b), (_, last_want_f, last_want_b) = formula(sent, 0), formula(1, n + A.answer_tokens - 2)
-    table.append([n, f / b, f / b / ((want_f - 2 * sent * head) / (want_b - FLOAT * head)), last_f / last_b,
-                  last_f / last_b / (last_want_f / last_want_b), run.ttft * 1e3, tpot * 1e3,
-                  run.ttft / n / tpot])
-columns = ["prompt", "prefill FLOP/B", "prefill / formula", "decode FLOP/B", "decode / formula", "TTFT, ms",
-           "TPOT, ms", "TTFT per token / TPOT"]
-print_table("intensity",
-            columns, table, title="Arithmetic intensity in 32 bits; time to first token and per output token",
-            formats=dict.fromkeys((columns[2], columns[4], columns[7]), ".2f"), measured=columns[5:])
-n, prefill, _, decode, _, _, _, share = max(table)
-observe("prefill-denser",
-        "Prefilling {n} tokens does {a:.1f} FLOP per byte, a decode step after them {b:.2f}: {x:.0f} times "
-        "less, more than 10.", n=n, a=prefill, b=decode, x=prefill / decode, holds=prefill > 10 * decode)
-observe("below-ridge",
-        "A decode step's {b:.2f} FLOP per byte, {c:.2f} in 16 bits, are below a tenth of the ridge of "
-        "{chip}, {r:.0f}: most of that chip's arithmetic would wait.", b=decode, c=2 * decode,
-        chip=chip(A.chip).name, r=chip(A.chip).ridge(), holds=2 * decode < chip(A.chip).ridge() / 10)
-observe("prompt-token-cheaper",
-        "A token of the prompt of {n} costs {x:.2f} of one written after it, less than 1.", n=n, x=share,
-        measured=True, holds=share < 1)
+def intensity_row(n):
+    """A row of the table below: FLOPs per byte, and times, for a prompt of n tokens."""
+    LM.rewind(0)
+    prefill, step = counted(LM, LM.prefill, TEXT[:n - 1]), counted(LM, LM.send, TEXT[n - 1:n])
+    LM.commit([0])
+    run = Run.pool([autoregressive_generate(LM, TEXT[:n], A.answer_tokens)[1] for _ in range(5)])
+    tpot = float(np.median([r.verify_s for r in run.later().rounds]))
+    per_byte = [prefill.flops / prefill.bytes, step.flops / step.bytes]
+    return [n, *per_byte, run.ttft * 1e3, tpot * 1e3, run.ttft / n / tpot]
+
+
+# %%
+columns = ["prompt", "prefill FLOP/B", "decode FLOP/B", "TTFT, ms", "TPOT, ms",
+           "prompt token / TPOT"]
+rows = [intensity_row(n) for n in progress(A.prompts, "prefill and decode")]
+print_table("intensity", columns, rows, title="FLOPs per byte in 32 bits, and times",
+            measured=columns[3:], formats={columns[5]: ".2f"})
+last = dict(zip(columns, max(rows)))
+observe("prefill-denser", "Prefill of {n} tokens does {x:.0f} times the FLOPs per byte of a step.",
+        n=last["prompt"], value=last["prefill FLOP/B"] / last["decode FLOP/B"], at_least=10)
+observe("below-ridge", "In 16 bits a decode step does {a:.2f} FLOPs per byte, {x:.2%} of the ridge"
+        " of {chip}.", a=2 * last["decode FLOP/B"], chip=chip(A.chip).name, at_most=0.01,
+        value=2 * last["decode FLOP/B"] / chip(A.chip).ridge())
+observe("prompt-token-cheaper", "A token of that prompt takes {x:.2f} of a later token's time.",
+        value=last["prompt token / TPOT"], at_most=1, measured=True)
