@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-MOST = 1.5  # times that the slowest of several equal forwards may take the fastest one's seconds
+MOST = 1.5  # times that the largest of several readings of one thing may exceed the smallest
 
 
-def disturbed(seconds, what: str = "the same forward") -> str:
+def disturbed(readings, what: str = "the time of the same forward") -> str:
     """Why readings are not to be judged, as a sentence for observe(not_judged=...), or "" where they are good enough.
 
-    seconds: (repeats, things) of timing each thing several times. Taken is the median over things of the slowest
-    reading over the fastest, so that a single pause of the machine does not count.
+    readings: (repeats, things), each thing read several times. Taken is the median over things of the largest reading
+    over the smallest, so that a single pause of the machine does not count.
     """
-    seconds = np.asarray(seconds, float)
-    spread = float(np.median(seconds.max(axis=0) / seconds.min(axis=0)))
-    return f"This machine was busy: {what} took up to {spread:.1f} times as long." if spread > MOST else ""
+    readings = np.asarray(readings, float)
+    spread = float(np.median(readings.max(axis=0) / readings.min(axis=0)))
+    return f"This machine was busy: readings of {what} differed by a factor of {spread:.1f}." if spread > MOST else ""

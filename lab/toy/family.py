@@ -65,6 +65,13 @@ def prompts(kind: str, n: int, n_tokens: int) -> list[list[int]]:
     return [encode(text[at:at + 20 * n_tokens])[:n_tokens] for at in starts]
 
 
+def passages(kind: str, n: int, n_tokens: int) -> np.ndarray:
+    """(n, n_tokens) ids of held-out text, spread evenly over all of it."""
+    ids = np.array(encode(heldout(kind)))
+    starts = np.linspace(0, len(ids) - n_tokens, n).astype(int)
+    return ids[starts[:, None] + np.arange(n_tokens)]
+
+
 def corpus(kind: str) -> Path:
     """A file of training text for tables of n-grams, JSON Lines compressed by zstandard: "code" or "prose"."""
     if kind not in KINDS:

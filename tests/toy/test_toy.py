@@ -136,3 +136,9 @@ def test_past_the_trained_length_the_large_model_predicts_much_worse():
     right = np.take_along_axis(logits, ids[:, 1:, None], -1)[..., 0]
     loss = np.log(np.exp(logits).sum(-1)) - right
     assert loss[:, 300:].mean() > loss[:, 64:250].mean() + 1
+
+
+def test_passages_are_spread_over_the_whole_text():
+    ids = toy.encode(toy.heldout("prose"))
+    rows = toy.passages("prose", 3, 50)
+    assert rows.shape == (3, 50) and rows[0].tolist() == ids[:50] and rows[-1].tolist() == ids[-50:]

@@ -1,0 +1,65 @@
+"""Draft models made of the toy family, with the bytes that they would take: whole, cut after some layers, rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from lab.models.quant import quantize_params
+from lab.toy.transformer import Config, TransformerLM, config_like, softmax, truncate
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """A model of the toy family, and the bytes that its weights would take. target: whose draft it is, "" for a target."""
+
+    name: str
+    target: str
+    lm: TransformerLM
+    weight_bytes: float
+
+    def step_bytes(self, context: int, float_bytes: float) -> float:
+        """Bytes that a decode step reads after `context` tokens: the weights, and the cache at float_bytes per value."""
+        c = self.lm.config
+        return self.weight_bytes + context * c.n_layers * 2 * c.n_kv_heads * c.head_dim * float_bytes
+
+
+def whole(name: str, target: str, model: tuple[dict, Config], float_bytes: float) -> Sized:
+    """A model as it is, kept at float_bytes per weight; model: (params, config) as `toy.load_params` gives them."""
+    params, config = model
+    return Sized(name, target, TransformerLM(params, config, name), config.n_params() * float_bytes)
+
+
+def first_layers(n: int, target: str, model: tuple[dict, Config], float_bytes: float) -> Sized:
+    """The first n layers of a target, under its own final norm and head: "first 2"."""
+    params, config = model
+    return whole(f"first {n}", target, (truncate(params, n), config_like(config, n_layers=n)), float_bytes)
+
+
+def rounded(scheme: str, target: str, model: tuple[dict, Config], float_bytes: float) -> Sized:
+    """A target in fewer bits ("int4-g32"), sized as packed integers and run dequantized, in float32."""
+    params, report = quantize_params(model[0], scheme, float_bytes=float_bytes)
+    return Sized(scheme, target, TransformerLM(params, model[1], scheme), report.bytes)
+
+
+def loss(logits, ids) -> float:
+    """Nats per token that a model (n, T, V) gives the text (n, T + 1) that follows its logits."""
+    p = np.take_along_axis(softmax(logits), ids[:, 1:, None], axis=-1)
+    return float(-np.log(np.maximum(p, 1e-30)).mean(dtype=np.float64))
+
+
+def time_steps(models: Sequence[Sized], context: int, blocks: int = 5, steps: int = 20) -> dict[Sized, np.ndarray]:
+    """{model: (blocks, steps) seconds of a decode step after `context` tokens}, the models in turn, after a warm-up."""
+    taken: dict[Sized, list[float]] = {m: [] for m in models}
+    for m in models:
+        m.lm.rewind(0)
+        m.lm.prefill(np.zeros(context, int))
+    for m in list(models) * (blocks * steps + 3):
+        started = perf_counter()
+        m.lm.send([0])
+        taken[m].append(perf_counter() - started)
+        m.lm.rewind(context)
+    return {m: np.reshape(seconds[3:], (blocks, steps)) for m, seconds in taken.items()}
