@@ -40,39 +40,59 @@ def progress_bar(iterable: Iterable, label: str, total: float | None,
 def sliders(show: Callable, **ranges: tuple) -> None:
     """In a notebook, sliders that call show(name=value, ...) whenever one moves; nothing elsewhere.
 
-    ranges: name = (least, greatest, step, start), whole numbers throughout for an integer slider. Below the
-    sliders show() is called once with the starting values, so that the page reads without widgets. Put the
-    call into a cell of its own, marked `# %% tags=["notebook"]`.
+    ranges: name = (least, greatest, step, start), whole numbers throughout for an integer slider, or
+    name = ([values], start) for a slider over these values, such as powers of two. What show() prints, and the figure
+    that it draws, stand below the sliders from the start, so that the page reads without widgets; a move replaces them.
+    Put the call into a cell of its own, marked `# %% tags=["notebook"]`.
     """
     if not output.in_notebook():
         return
     import ipywidgets
     from IPython.display import display
 
-    made = {}
-    for name, (least, greatest, step, start) in ranges.items():
-        kind = ipywidgets.IntSlider if all(isinstance(x, int) for x in (least, greatest, step, start)) \
-            else ipywidgets.FloatSlider
-        made[name] = kind(min=least, max=greatest, step=step, value=start, description=name,
-                          continuous_update=False)
-    out = ipywidgets.Output()
+    made = {name: _slider(name.replace("_", " "), given) for name, given in ranges.items()}
+    places: dict[str, object] = {}
 
-    def draw(**values) -> None:
-        record.redrawing = True
-        try:
-            show(**values)
-        finally:
-            record.redrawing = False
-
-    def moved(_change) -> None:
-        with out:
-            out.clear_output(wait=True)
-            draw(**{name: slider.value for name, slider in made.items()})
+    def draw(_change=None) -> None:
+        for kind, bundle in _caught(show, {name: slider.value for name, slider in made.items()}).items():
+            if kind in places:
+                places[kind].update(bundle, raw=True)
+            else:
+                places[kind] = display(bundle, raw=True, display_id=True)
 
     for slider in made.values():
-        slider.observe(moved, names="value")
-    box = ipywidgets.VBox([*made.values(), out])
-    sentence = f"Sliders for {listed(list(made))}: run this cell to move them. At their starting values:"
+        slider.observe(draw, names="value")
+    box = ipywidgets.VBox(list(made.values()))
+    names = listed([name.replace("_", " ") for name in made])
+    sentence = f"Sliders for {names}: run this cell to move them. At their starting values:"
     # Without this a page without widgets shows the widget's repr.
     display({**box._repr_mimebundle_(), "text/plain": sentence}, raw=True)
-    draw(**{name: start for name, (_, _, _, start) in ranges.items()})
+    draw()
+
+
+def _slider(label: str, given: tuple):
+    """A slider with its whole label beside it."""
+    import ipywidgets
+
+    look = dict(description=label, continuous_update=False, style={"description_width": "12em"},
+                layout=ipywidgets.Layout(width="36em"))
+    if len(given) == 2:
+        values, start = given
+        return ipywidgets.SelectionSlider(options=list(values), value=start, **look)
+    least, greatest, step, start = given
+    kind = ipywidgets.IntSlider if all(isinstance(x, int) for x in given) else ipywidgets.FloatSlider
+    return kind(min=least, max=greatest, step=step, value=start, **look)
+
+
+def _caught(show: Callable, values: dict) -> dict[str, dict]:
+    """What show(**values) prints and draws, as what a notebook displays: {"text": bundle, "figure": bundle}."""
+    from IPython.utils.capture import capture_output
+
+    record.redrawing = True
+    try:
+        with capture_output() as caught:
+            show(**values)
+    finally:
+        record.redrawing = False
+    found = {"text": {"text/plain": caught.stdout.strip("\n")}} if caught.stdout.strip() else {}
+    return found | {"figure": each.data for each in caught.outputs if "image/png" in each.data}

@@ -136,7 +136,7 @@ def test_a_notebook_is_the_same_each_time_and_shows_what_the_demo_does(write_dem
     assert "[ ok ] It is a line.\n\nA table\n" in cells[3].outputs[0].text
     assert cells[4].outputs[0].data["text/plain"].startswith("Sliders for gamma")
     assert list(cells[4].outputs[0].data) == ["text/plain"]
-    assert "A table" in cells[4].outputs[1].text
+    assert "A table" in cells[4].outputs[1].data["text/plain"]
 
 
 def test_a_failing_cell_leaves_the_old_notebook(write_demo, tmp_path, monkeypatch):

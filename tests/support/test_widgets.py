@@ -1,5 +1,6 @@
 """A progress bar on a terminal, sliders in a notebook."""
 
+import os
 import sys
 
 import pytest
@@ -17,7 +18,6 @@ def test_progress_is_silent_in_a_pipe(capsys, monkeypatch):
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal_shows_progress_and_colours(write_demo):
-    import os
     import subprocess
 
     path = write_demo("""
@@ -49,7 +49,7 @@ def test_a_moved_slider_calls_the_function(monkeypatch):
     import IPython.display
 
     calls, shown, made = [], [], []
-    for kind in ("IntSlider", "FloatSlider"):
+    for kind in ("IntSlider", "FloatSlider", "SelectionSlider"):
         def make(real=getattr(ipywidgets, kind), **options):
             made.append(real(**options))
             return made[-1]
@@ -57,9 +57,45 @@ def test_a_moved_slider_calls_the_function(monkeypatch):
         monkeypatch.setattr(ipywidgets, kind, make)
     monkeypatch.setattr(output, "in_notebook", lambda: True)
     monkeypatch.setattr(output, "cell_run", lambda: 1)
-    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data["text/plain"]))
-    console.sliders(lambda **values: calls.append(values), alpha=(0.1, 0.9, 0.1, 0.5), gamma=(1, 8, 1, 4))
-    assert calls == [{"alpha": 0.5, "gamma": 4}]  # the plain table below
-    assert "alpha and gamma" in shown[0] and "(" not in shown[0]
+    monkeypatch.setattr(IPython.display, "display", lambda data, **options: shown.append(data["text/plain"]))
+    console.sliders(lambda **values: calls.append(values), alpha=(0.1, 0.9, 0.1, 0.5), draft_length=(1, 8, 1, 4),
+                    batch=([1, 2, 4, 8], 2))
+    assert calls == [{"alpha": 0.5, "draft_length": 4, "batch": 2}]  # the plain table below
+    assert "alpha, draft length and batch" in shown[0] and "(" not in shown[0]
+    assert [slider.description for slider in made] == ["alpha", "draft length", "batch"]
     made[1].value = 6
-    assert calls[1:] == [{"alpha": 0.5, "gamma": 6}]
+    made[2].value = 8
+    assert calls[1:] == [{"alpha": 0.5, "draft_length": 6, "batch": 2}, {"alpha": 0.5, "draft_length": 6, "batch": 8}]
+
+
+@pytest.mark.slow
+def test_after_a_move_one_table_and_one_figure_stand_there(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    demo = f"""
+import sys
+sys.path.insert(0, {str(console.ROOT)!r})
+import console
+
+def show(batch):
+    console.print_table("moved", ["batch"], [[batch]])
+    fig, axis = console.subplots(size=(1, 1))
+    axis.plot([0, batch])
+    console.figure("moved", fig)
+
+console.sliders(show, batch=([1, 2, 4], 2))
+"""
+    move = "from ipywidgets.widgets.widget import _instances\n" \
+           "[w for w in _instances.values() if hasattr(w, 'options')][0].value = 4"
+    cells = [nbformat.v4.new_code_cell(text) for text in (demo, move)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    with client.setup_kernel(env={**os.environ, "DECODE_LAB_OUT": str(tmp_path)}):
+        client.execute_cell(cells[0], 0)
+        before = [dict(output.data) for output in cells[0].outputs]
+        client.execute_cell(cells[1], 1)
+    after = [dict(output.data) for output in cells[0].outputs]
+    assert len(before) == len(after) == 3 and cells[1].outputs == []
+    assert before[1]["text/plain"].split()[-1] == "2" and after[1]["text/plain"].split()[-1] == "4"
+    assert before[2]["image/png"] != after[2]["image/png"]
