@@ -139,7 +139,7 @@ def assumptions(cls):
     run = _begin_run(sys._getframe(1).f_globals)
     _check_folder(run.path)
     values = None
-    if run.script:
+    if run.script and run.path is not None:
         title = demo_card(run.path).get("title", "")
         try:
             values = parsed(cls, sys.argv[1:], f"python {Path(sys.argv[0]).as_posix()}", title, run.source, with_json=True)

@@ -44,8 +44,10 @@ class Decoder(Protocol):
     """
 
     vocab_size: int
-    length: int                                            # tokens of the sequence: committed, and sent since
-    committed: int                                         # of these, final
+    @property
+    def length(self) -> int: ...                           # tokens of the sequence: committed, and sent since
+    @property
+    def committed(self) -> int: ...                        # of these, final
 
     def send(self, tokens, parents=None) -> Array: ...     # (n,) ids -> (n, V) logits; None: a chain behind the last
     def commit(self, nodes) -> None: ...                   # this path of nodes, root first, stays; the rest goes
@@ -332,8 +334,7 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
     if gamma is not None and not callable(gamma):
         whole("gamma", gamma, 0)
     eos = frozenset(map(int, eos if isinstance(eos, Collection) else [] if eos is None else np.atleast_1d(eos)))
-    uses_hidden = getattr(drafter, "uses_hidden", False)
-    run, end = Run(), len(tokens) + n_new
+    run, end, uses_hidden = Run(), len(tokens) + n_new, getattr(drafter, "uses_hidden", False)
 
     # 0. Prefill: the drafter reads the prompt, the target all of it but the last token.
     started = perf_counter()
@@ -383,9 +384,8 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
             drafter.verified(tokens, path, hidden)
         sources = draft.sources[:tested] if draft.parents is None else [draft.sources[i] for i in path]
         run.rounds.append(Round(len(draft.tokens), tested, len(new) - 1, verify_s=verified - drafted,
-                                draft_s=drafted - started + perf_counter() - verified,
-                                sources=tuple(sources), prefill_s=0.0 if run.rounds else prefill_s,
-                                first=not run.rounds))
+                                draft_s=drafted - started + perf_counter() - verified, sources=tuple(sources),
+                                prefill_s=0.0 if run.rounds else prefill_s, first=not run.rounds))
     return np.array(tokens, dtype=np.int64), run
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -492,10 +493,10 @@ def best_round(target: ModelShape, draft: ModelShape, chip: Chip, batch: int, co
     """
     alpha = float(checked("alpha", alpha, 0, 1))
     gammas = np.arange(1, int(checked("max_gamma", max_gamma, 1, whole=True)) + 1)
-    how = dict(kv_dtype=kv_dtype, flop_efficiency=flop_efficiency, byte_efficiency=byte_efficiency)
-    plain = verify_time(target, chip, batch, context, 1, overhead_t, **how)
-    step = verify_time(draft, chip, batch, context, 1, overhead_d, **how)
-    verify = verify_time(target, chip, batch, context, gammas + 1, overhead_t, **how)
+    seconds = partial(verify_time, kv_dtype=kv_dtype, flop_efficiency=flop_efficiency, byte_efficiency=byte_efficiency)
+    plain = seconds(target, chip, batch, context, 1, overhead_t)
+    step = seconds(draft, chip, batch, context, 1, overhead_d)
+    verify = seconds(target, chip, batch, context, gammas + 1, overhead_t)
     taus = expected_tokens(alpha, gammas)
     speedups = taus * plain / (gammas * step + verify)
     i = int(np.argmax(speedups))

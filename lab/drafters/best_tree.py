@@ -112,7 +112,7 @@ def best_tree(probabilities, n_nodes: int) -> tuple[TreeShape, float]:
         below = rest
         splits.append(split)
     splits = splits[::-1]
-    nodes, queue = [], [(-1, 0, n)]
+    nodes, queue = list[tuple[int, int]](), [(-1, 0, n)]
     for parent, depth, left in queue:                          # the queue grows while it is read: level by level
         for k in range(width if depth < len(splits) else 0):
             taken = int(splits[depth][k][left])

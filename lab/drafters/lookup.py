@@ -129,6 +129,8 @@ class SuffixLookup:
             self._link[self._whole] = found
 
     def _state(self, nexts, link, length, end) -> int:
-        for column, value in zip((self._next, self._link, self._length, self._end), (nexts, link, length, end)):
-            column.append(value)
+        self._next.append(nexts)
+        self._link.append(link)
+        self._length.append(length)
+        self._end.append(end)
         return len(self._next) - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Literal
 
 from lab.support.errors import BadInput
 from decode_lab import Draft, Drafter
@@ -44,13 +45,13 @@ class NgramDrafter:
     first guess is n / (n + 2), as a copy that held for long tends to hold on.
     """
 
-    def __init__(self, tables: Sequence = (), lookup: Drafter | None | str = "suffixes", *, price: float = 0.02,
+    def __init__(self, tables: Sequence = (), lookup: Drafter | None | Literal["suffixes"] = "suffixes", *, price: float = 0.02,
                  discount: float = 0.99, weight: float = 1.0, min_count: int = 1, name: str = "n-gram tiers"):
         possible(price=(price, 0 <= price <= 1, "0 (drafts whatever there is) to 1"),
                  discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
                  weight=(weight, 0 < weight < float("inf"), "above 0"),
                  min_count=(min_count, min_count >= 1, "1 or more"))
-        self.lookup = SuffixLookup() if lookup == "suffixes" else lookup
+        self.lookup: Drafter | None = SuffixLookup() if isinstance(lookup, str) else lookup
         self.tables = sorted(tables, key=lambda table: -table.order)
         self._longest = max((table.order - 1 for table in self.tables), default=1)
         if self.lookup is None and not self.tables:

@@ -33,7 +33,8 @@ class TreeShape:
         """Every node of level d has widths[d] children: (1, 1, 1) is a chain, (4, 2) has 4 + 8 nodes."""
         if any(w < 1 for w in widths):
             raise BadInput(f"Branching {tuple(widths)} is impossible: each level has at least one child.")
-        nodes, level = [], [-1]
+        nodes: list[tuple[int, int]] = []
+        level: Sequence[int] = [-1]
         for width in widths:
             first = len(nodes)
             nodes += [(parent, rank) for parent in level for rank in range(width)]
@@ -62,8 +63,8 @@ class TreeDrafter(FromModel):
         self.shape, self.sample = shape, sample
 
     def propose(self, tokens, gamma, rng) -> Draft:
-        draft = Draft(parents=[])
-        gamma = self._follower.room(tokens, gamma)
+        parents: list[int] = []                                                   # of each drafted node
+        draft, gamma = Draft(parents=parents), self._follower.room(tokens, gamma)
         if gamma < 1:
             return draft
         rows = {-1: self._follower.send(self._follower.catch_up(tokens))[-1]}     # node -> logits of what follows it
@@ -73,7 +74,7 @@ class TreeDrafter(FromModel):
             expand = self._level(draft, rows, tokens, rng)
             if not expand or level + 1 == gamma:
                 break
-            logits = self.model.send([draft.tokens[i] for i in expand], [sent[draft.parents[i]] for i in expand])
+            logits = self.model.send([draft.tokens[i] for i in expand], [sent[parents[i]] for i in expand])
             for i in expand:
                 sent[i] = first + len(sent) - 1
             rows = dict(zip(expand, logits))
@@ -155,10 +156,10 @@ class ConfidentTreeDrafter(TreeDrafter):
 
 def tokens_to(draft: Draft, node: int) -> list[int]:
     """Tokens from the root of a tree to this node, both ends included; [] for -1."""
-    tokens: list[int] = []
+    tokens, parents = list[int](), draft.parents or []
     while node >= 0:
         tokens.append(draft.tokens[node])
-        node = draft.parents[node]
+        node = parents[node]
     return tokens[::-1]
 
 

@@ -35,8 +35,9 @@ from lab.ngram.format import MAGIC, MAX_TOP_K
 from lab.ngram.table import NgramTable
 from lab.ngram.tokens import token_chunks, tokenizer
 
-ACTIONS = {"build": {"--out": None, "--order": "2", "--top-k": "8", "--max-tokens": None, "--tokenizer": "toy"},
-           "info": {"--tokenizer": None}, "verify": {}}
+ACTIONS: dict[str, dict[str, str | None]] = {
+    "build": {"--out": None, "--order": "2", "--top-k": "8", "--max-tokens": None, "--tokenizer": "toy"},
+    "info": {"--tokenizer": None}, "verify": {}}
 SHOWN = 5  # contexts in info
 
 
@@ -72,9 +73,10 @@ def _split(action: str, words: list[str]) -> tuple[list[str], dict]:
             if not flags:
                 raise BadInput(f"{action} takes no flags, so {name} is not possible there")
             raise unknown("flag", name, flags)
-        flags[name] = value if equals else next(given, "")
-        if not flags[name] or (not equals and flags[name].startswith("-") and not console.is_number(flags[name])):
+        value = value if equals else next(given, "")
+        if not value or (not equals and value.startswith("-") and not console.is_number(value)):
             raise BadInput(f"{name} needs a value")
+        flags[name] = value
     if "" in paths:
         raise BadInput(f'"" names no file, so {action} cannot read it: the name of a file would be right')
     return paths, flags

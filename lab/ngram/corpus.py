@@ -173,7 +173,7 @@ class Corpus:
 
     def _json(self, path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
         """The strings of a JSON text. A short one is parsed as a whole; of a long one they are found one by one."""
-        held, blocks = [], iter(blocks)
+        held, blocks = list[bytes](), iter(blocks)
         while sum(map(len, held)) <= self.limit and (block := next(blocks, b"")):
             held.append(block)
         head = b"".join(held)

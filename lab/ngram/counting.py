@@ -16,8 +16,8 @@ import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,11 +46,11 @@ class Counted:
     `close`, the end of the parts and the end of a `with` remove the scratch file.
     """
 
-    def __init__(self, n_tokens: int, n_rows: int | None, parts: Iterator[Part], store: Store):
+    def __init__(self, n_tokens: int, n_rows: int | None, parts: Generator[Part, None, None], store: Store):
         self.n_tokens, self.n_rows, self._store = n_tokens, n_rows, store
         self.parts = self._tell(parts)
 
-    def _tell(self, parts: Iterator[Part]) -> Iterator[Part]:
+    def _tell(self, parts: Generator[Part, None, None]) -> Generator[Part, None, None]:
         n_rows = 0
         try:
             for keys, rows in parts:
@@ -86,7 +86,7 @@ class Store:
     def __init__(self, folder: str | os.PathLike):
         self.folder, self._lock, self._size = folder, threading.Lock(), 0
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)
+            self._file = tempfile.TemporaryFile(dir=os.fspath(folder))
         except OSError as error:
             raise BadInput(f"{str(folder)!r} cannot hold the scratch file of a count ({error.strerror}): "
                            "name a folder that exists and can be written") from None
@@ -98,7 +98,7 @@ class Store:
             try:
                 self._file.seek(offset)
                 for array in arrays:
-                    self._file.write(memoryview(array).cast("B"))
+                    self._file.write(array.data.cast("B"))
                 self._file.flush()
             except OSError as error:
                 raise BadInput(f"the scratch file in {str(self.folder)!r} cannot grow beyond {offset / 1e9:.1f} GB "
@@ -107,10 +107,10 @@ class Store:
         return offset
 
     def read(self, offset: int, n: int, dtype: type) -> np.ndarray:
-        array = np.empty(n, dtype)
+        array: np.ndarray = np.empty(n, dtype)
         with self._lock:
             self._file.seek(offset)
-            if n and self._file.readinto(memoryview(array).cast("B")) != array.nbytes:
+            if n and self._file.readinto(array.data.cast("B")) != array.nbytes:
                 raise OSError(f"the scratch file in {str(self.folder)!r} lost its end")
         return array
 
@@ -144,9 +144,9 @@ def count(chunks: Iterable[np.ndarray], order: int, vocab_size: int, top_k: int,
     store = Store(scratch)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            runs = _in_order(pool, lambda block: _sorted_run(block, order, vocab_size, store, step),
+            made = _in_order(pool, lambda block: _sorted_run(block, order, vocab_size, store, step),
                              corpus.blocks(block, order - 1), threads)
-            runs = [run for run in runs if run is not None]
+            runs = [run for run in made if run is not None]
         if not runs:
             raise NothingToCount(f"nothing to count in a corpus of {corpus.n_tokens} tokens: no document has {order} "
                                  "tokens")
@@ -181,7 +181,7 @@ def build_table(path: str | os.PathLike, chunks: Iterable[np.ndarray], *, order:
 
 def _in_order(pool: ThreadPoolExecutor, work: Callable, items: Iterable, ahead: int) -> Iterator:
     """work(item) for each item, in order, `ahead` of them at a time."""
-    waiting = deque()
+    waiting: deque[Future] = deque()
     try:
         for item in items:
             if len(waiting) >= ahead:
@@ -292,7 +292,7 @@ def _keys(tokens: np.ndarray, order: int, vocab_size: int) -> np.ndarray:
 
 
 def _merged(threads: int, runs: list[Run], store: Store, size: int, step: int,
-            vocab_size: int, top_k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            vocab_size: int, top_k: int) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     """(contexts (n,) uint64, rows (n, 1 + 2 top_k) uint32), contexts ascending, each once."""
     def rows_between(edges):
         keys, counts = _merge(runs, store, step, *edges)
@@ -312,7 +312,8 @@ def _merged(threads: int, runs: list[Run], store: Store, size: int, step: int,
             held = contexts[-1], totals[-1], rows[-1].copy()
             if len(contexts) > 1:
                 yield _finished(contexts[:-1], totals[:-1], rows[:-1])
-        yield _finished(*(part[None] for part in held))
+        if held is not None:
+            yield _finished(*(part[None] for part in held))
 
 
 def _merge(runs: list[Run], store: Store, step: int, low: np.uint64, high: np.uint64 | None):
@@ -371,7 +372,8 @@ def _finished(contexts: np.ndarray, totals: np.ndarray, rows: np.ndarray) -> tup
     return contexts, rows
 
 
-def _every_row(merged: Iterator[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> Iterator[Part]:
+def _every_row(merged: Generator[tuple[np.ndarray, np.ndarray], None, None],
+               vocab_size: int) -> Generator[Part, None, None]:
     """Rows of all ids 0, 1, ..., those of ids without a successor are 0."""
     done = 0
     try:

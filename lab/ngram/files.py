@@ -21,7 +21,15 @@ ZST_WINDOW = 1 << 31   # bytes: the widest window that zstd itself can write; me
 MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16_LE: "utf-16",
          codecs.BOM_UTF16_BE: "utf-16"}
 BAD_UNIT = "decode_lab.bad_unit"
-codecs.register_error(BAD_UNIT, lambda error: ("\udcff", error.end))  # as UTF-8 it is a byte that UTF-8 never has
+
+
+def _bad_unit(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\udcff", error.end  # as UTF-8 it is a byte that UTF-8 never has
+
+
+codecs.register_error(BAD_UNIT, _bad_unit)
 
 
 def found(paths) -> tuple[list[Path], list[tuple[Path, str]]]:
@@ -47,7 +55,7 @@ def found(paths) -> tuple[list[Path], list[tuple[Path, str]]]:
         try:
             inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
         except OSError as error:
-            unreadable.append((path, error.strerror))
+            unreadable.append((path, error.strerror or str(error)))
             continue
         pending += [each for each in reversed(inside) if os.path.isdir(each) or os.path.isfile(each)]
     if not files:

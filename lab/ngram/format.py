@@ -121,11 +121,12 @@ class Header:
             raise BadInput(f"{path} is cut off in its header, after {len(page)} bytes: copy or build it again.")
         if zlib.crc32(page[:-4]) != int.from_bytes(page[-4:], "little"):
             raise BadInput(f"{path} has a damaged header (wrong checksum): copy or build it again.")
-        _, mark, _, *sizes, page_size, n_rows, n_tokens, rows_at, keys_at, sums_at, size, length = \
-            FIELDS.unpack_from(page)
-        wrong = wrong_sizes(*sizes)
+        (_, mark, _, order, top_k, vocab_size, page_size, n_rows, n_tokens, rows_at, keys_at, sums_at, size,
+         length) = FIELDS.unpack_from(page)
+        wrong = wrong_sizes(order, top_k, vocab_size)
         if wrong is None:
-            header = cls(*sizes, n_rows, n_tokens, page[FIELDS.size:FIELDS.size + length].decode("utf-8", "replace"))
+            tokenizer = page[FIELDS.size:FIELDS.size + length].decode("utf-8", "replace")
+            header = cls(order, top_k, vocab_size, n_rows, n_tokens, tokenizer)
             if ((mark, version, page_size) != (ORDER_MARK, VERSION, PAGE) or length > MAX_FINGERPRINT
                     or (rows_at, keys_at, sums_at, size) != (PAGE, header.keys_at, header.sums_at, header.size)
                     or n_rows < 1 or (header.order == 2 and n_rows != header.vocab_size)):

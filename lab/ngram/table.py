@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,9 @@ class NgramTable:
     header says.
     """
 
+    def __init__(self, file: BufferedReader):
+        self._file = file                       # `open` reads what is in it
+
     @classmethod
     def open(cls, path, io: str = "mmap", tokenizer: str | None = None, vocab_size: int | None = None) -> NgramTable:
         """The table in the file `path`.
@@ -53,11 +57,10 @@ class NgramTable:
         """
         if io not in ("mmap", "ram"):
             raise BadInput(f'Table io "{io}": "mmap" or "ram" would be right.')
-        table = cls()
         try:
             if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
                 raise BadInput(f"{path} is a pipe or a device; an n-gram table must be a regular file.")
-            table._file = open(path, "rb")
+            table = cls(open(path, "rb"))
         except OSError as error:
             raise BadInput(f"Cannot open the n-gram table {path}: {error.strerror}; python -m lab ngram build "
                            "makes one.") from None
@@ -101,17 +104,18 @@ class NgramTable:
             if self._file.readinto(self._map) != self.nbytes:
                 raise BadInput(f"{self.path} became shorter while it was read: build it again.")
         k = self.top_k
-        self._rows = np.frombuffer(self._map, "<u4", self.n_rows * (1 + 2 * k), PAGE).reshape(self.n_rows, 1 + 2 * k)
-        self._keys = np.frombuffer(self._map, "<u8", self.n_rows, self._keys_at) if self.order > 2 else None
+        rows = np.frombuffer(self._map, "<u4", self.n_rows * (1 + 2 * k), PAGE)
+        self._rows: np.ndarray = rows.reshape(self.n_rows, 1 + 2 * k)
+        self._keys: np.ndarray = np.frombuffer(self._map, "<u8", self.n_rows if self.order > 2 else 0, self._keys_at)
         self._wanted = np.zeros((), np.uint64)
-        self._sums = np.frombuffer(self._map, "<u4", self._sums_at // PAGE - 1, self._sums_at)
+        self._sums: np.ndarray = np.frombuffer(self._map, "<u4", self._sums_at // PAGE - 1, self._sums_at)
         self._first = struct.Struct(f"<II{4 * (k - 1)}xI").unpack_from      # of a row: total, first id, its count
         self._read = bytearray(self._sums_at // PAGE)                       # per page of the file: checked
         self._read[0] = 1
 
     def close(self) -> None:
         """Close the file. The table cannot be read after this."""
-        self._rows = self._keys = self._sums = None
+        self._rows = self._keys = self._sums = np.zeros(0)           # the map closes when no array reads it
         self._map.close()
         self._file.close()
 
@@ -166,9 +170,10 @@ class NgramTable:
                 if not 0 <= token < vocab_size:
                     return None
                 key = key * vocab_size + token
-            row = self._search(key)
-            if row is None:
+            found = self._search(key)
+            if found is None:
                 return None
+            row = found
         at, read = PAGE + row * self._width, self._read
         first, last = at >> PAGE_BITS, (at + self._width - 1) >> PAGE_BITS
         if not (read[first] and read[last]):

@@ -59,13 +59,13 @@ def _write_parts(file, sums: array, parts: Iterable[Part], order: int, top_k: in
     with tempfile.TemporaryFile(dir=Path(file.name).parent) as waiting:
         for keys, rows in parts:
             wrong = wrong_part(keys, rows, order, top_k) or wrong_rows(rows, vocab_size, order)
-            if wrong is None and order > 2:
+            if wrong is None and keys is not None:          # of order 2 there are none, as wrong_part has checked
                 wrong = wrong_keys(keys, last, vocab_size, order)
             if wrong is not None:
                 raise BadInput(f"No n-gram table of order {order} can hold {wrong} (from row {count} on).")
             section.write(rows.astype("<u4", copy=False).tobytes())
             count += len(rows)
-            if order > 2 and len(keys):
+            if keys is not None and len(keys):
                 waiting.write(keys.astype("<u8", copy=False).tobytes())
                 last = int(keys[-1])
         section.end()

@@ -48,9 +48,9 @@ def write_text(path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def writable(flag: str, path: str) -> Path:
-    """`path`, absolute and with ~ written out, if write_bytes can write there; BadInput for a folder and the like."""
-    path = Path(path).expanduser()
+def writable(flag: str, name: str) -> Path:
+    """Path `name`, absolute and with ~ written out, if write_bytes can write there; BadInput for a folder and the like."""
+    path = Path(name).expanduser()
     try:
         if path.exists() and not path.is_file():
             raise BadInput(f'{flag} cannot write "{path}", which is no regular file: give the name of a file')

@@ -269,12 +269,13 @@ def _docs_in(body: list, lines: list[str]) -> dict[str, str]:
     for node, after in zip(body, body[1:] + [None]):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        beside = re.search(r"\s#\s*(.*)$", lines[node.end_lineno - 1][node.end_col_offset:])
-        above = re.match(r"\s*#\s*(.*)$", lines[node.lineno - 2])
-        if isinstance(after, ast.Expr) and isinstance(getattr(after.value, "value", None), str):
-            docs[node.target.id] = " ".join(after.value.value.split())
-        elif beside or above:
-            docs[node.target.id] = (beside or above).group(1).strip()
+        last = lines[(node.end_lineno or node.lineno) - 1]
+        comment = re.search(r"\s#\s*(.*)$", last[node.end_col_offset:]) or re.match(r"\s*#\s*(.*)$", lines[node.lineno - 2])
+        below = after.value if isinstance(after, ast.Expr) else None
+        if isinstance(below, ast.Constant) and isinstance(below.value, str):
+            docs[node.target.id] = " ".join(below.value.split())
+        elif comment:
+            docs[node.target.id] = comment.group(1).strip()
     return docs
 
 

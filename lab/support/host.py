@@ -11,9 +11,10 @@ from lab.support.text import fmt_bytes
 
 def cpu_name() -> str:
     try:
-        return re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()).group(1)
-    except (OSError, AttributeError):
-        return platform.processor() or platform.machine()
+        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -62,9 +63,11 @@ def lab_version() -> str:
 
     try:
         project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-        return re.search(r'^version = "(.*)"', project, re.M).group(1)
-    except (OSError, AttributeError):
-        pass
+    except OSError:
+        project = ""
+    found = re.search(r'^version = "(.*)"', project, re.M)
+    if found:
+        return found.group(1)
     try:
         return importlib.metadata.version("decode-lab")
     except importlib.metadata.PackageNotFoundError:

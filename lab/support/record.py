@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import FrameType
 
 from lab.support import output
 from lab.support.cells import cells
@@ -86,7 +87,8 @@ class Run:
 
     def line(self) -> int:
         """The line of the demo that is running now; 0 outside it."""
-        frame, line = sys._getframe(), 0
+        line = 0
+        frame: FrameType | None = sys._getframe()
         while frame is not None:
             if frame.f_globals is self.globals and frame.f_code.co_name == "<module>":
                 line = frame.f_lineno

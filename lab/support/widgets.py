@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 
 from lab.support import output, record
 from lab.support.errors import listed
@@ -16,21 +16,20 @@ def progress_bar(iterable: Iterable, label: str, total: float | None,
     from rich.console import Console
     from rich.progress import Progress
 
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if state is not None:
         total = 1.0
-    started, bar, task = time.monotonic(), None, None
+    started, bar = time.monotonic(), None
     try:
-        for done, item in enumerate(iterable):
+        for n, item in enumerate(iterable):
             if bar is None and time.monotonic() - started > SHOW_PROGRESS_AFTER:
                 bar = Progress(console=Console(file=sys.stdout, width=output.width()), transient=True)
                 bar.start()
-                task = bar.add_task(output.shown(label), total=total)
+                bar.add_task(output.shown(label), total=total)
             if bar is not None:
-                if state is not None:
-                    done, label = state()
-                bar.update(task, completed=done, description=output.shown(label))
+                done, label = state() if state is not None else (n, label)
+                bar.update(bar.task_ids[0], completed=done, description=output.shown(label))
             yield item
     finally:
         if bar is not None:

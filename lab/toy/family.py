@@ -92,7 +92,7 @@ def load_params(name: str = "large") -> tuple[dict, Config]:
     if meta["tokenizer"] != tokenizer_id():
         raise BadInput(f"{path.name} was trained with another tokenizer than lab/toy/weights/tokenizer.json.")
     config = Config(**json.loads(meta["config"]))
-    layers = [{} for _ in range(config.n_layers)]
+    layers: list[dict[str, np.ndarray]] = [{} for _ in range(config.n_layers)]
     for key, w in flat.items():
         if key.startswith("layers."):
             _, i, part = key.split(".")

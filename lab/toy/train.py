@@ -63,7 +63,8 @@ def read_text():
     """-> training documents {"code": [...], "prose": [...]}, held-out documents of the same form."""
     import pydoc_data.topics as topics
     root = Path(sysconfig.get_path("stdlib"))
-    train, held = {"code": [], "prose": []}, {"code": [], "prose": []}
+    train: dict[str, list[str]] = {"code": [], "prose": []}
+    held: dict[str, list[str]] = {"code": [], "prose": []}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if any(part in SKIPPED for part in path.relative_to(root).parts) or name.startswith("_sysconfigdata"):
@@ -200,12 +201,9 @@ def train(name, streams, held, tokenizer_id):
         for o, rate in zip(optimizers, rates):
             o.param_groups[0]["lr"] = rate * scale
         tokens = batch()
-        if exits:
-            # One early exit per step, drawn at random: the same gradient in expectation as all three, at a third of
-            # the cost (LayerSkip, arXiv 2404.16710, rotates its exits in the same spirit).
-            chosen = (int(rng.choice(exits)),)
-        else:
-            chosen = ()
+        # One early exit per step, drawn at random: the same gradient in expectation as all three, at a third of the
+        # cost (LayerSkip, arXiv 2404.16710, rotates its exits in the same spirit).
+        chosen = [int(rng.choice(exits))] if exits else []
         with torch.autocast("cpu", torch.bfloat16):
             logits = forward(p, config, tokens[:, :-1], chosen)
         losses = {k: F.cross_entropy(v.flatten(0, 1).float(), tokens[:, 1:].flatten()) for k, v in logits.items()}
