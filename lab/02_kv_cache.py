@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 02. The KV cache
 #
-# **Question.** What does a KV cache save, what does it cost, and what is left to do in a decode
-# step?
+# **Question.** What does a KV cache save, what does it cost, and what work is left in a step?
 #
 # **Watch for.** Without a cache, the work for a text grows with the square of its length. With one,
 # it grows in proportion. But a decode step then does less than one FLOP per byte that it reads.
@@ -43,9 +42,10 @@ A = assumptions(Assumptions)
 LM = toy.load(A.model)
 SHAPE = LM.config.shape(f"toy {A.model}")  # in fp32, as the toy computes and caches
 TEXT = toy.encode(toy.heldout(A.kind))
-for flag, new, prompt in (("--new-tokens", A.new_tokens, A.prompt_tokens),
-                          ("--answer-tokens", A.answer_tokens, max(A.prompts))):
-    require(prompt + new <= LM.max_length, flag, new, f"at most {LM.max_length - prompt} here")
+require(A.prompt_tokens + A.new_tokens <= LM.max_length, "--new-tokens", A.new_tokens,
+        f"at most {LM.max_length - A.prompt_tokens} with --prompt-tokens {A.prompt_tokens}")
+require(max(A.prompts) + A.answer_tokens <= LM.max_length, "--answer-tokens", A.answer_tokens,
+        f"at most {LM.max_length - max(A.prompts)} with --prompts {max(A.prompts)}")
 
 # %% [markdown]
 # ## 1. The same text, with a cache and without

@@ -57,7 +57,7 @@ for sentence in toy.past_training(A.prompt_tokens + A.new_tokens):
 #
 # All nodes are sent at once, a node's position is its depth, and a mask hides all but its ancestors.
 # Verification walks from the root to the child that is the target's choice, as long as there is one. On the
-# target's own greedy text that can be foretold: the rank of each next token in the draft's logits names the
+# target's own greedy text that can be predicted: the rank of each next token in the draft's logits names the
 # child, and the next round starts where this one ended. The drafts are those of demo 05.
 #
 # Demo 05 averaged over all starts. Rounds begin at some of them only, behind a token of the target's
@@ -216,14 +216,14 @@ prompt, (p, q) = min(zip(prompts, pairs), key=lambda pair: pair[1][0].max() + ab
 near = np.flatnonzero(p + q)                               # the few tokens that either may write
 
 
-def outcome(p, q, n: int, told=None) -> tuple[np.ndarray, float]:
-    """Exact distribution after n candidates from q, tested as if from `told`; chance that one is accepted."""
+def outcome(p, q, n: int, claimed=None) -> tuple[np.ndarray, float]:
+    """Exact distribution after n candidates from q, tested as if from `claimed`; chance that one is accepted."""
     if n == 0 or not q.any():
         return p, 0.0
-    out, accepted, claim = np.zeros(len(p)), 0.0, q if told is None else told
+    out, accepted, claim = np.zeros(len(p)), 0.0, q if claimed is None else claimed
     for x in np.flatnonzero(q):
         yes = acceptance_probability(p, x, claim)
-        rest, later = outcome(residual(p, x, claim), residual(q, x), n - 1, told)
+        rest, later = outcome(residual(p, x, claim), residual(q, x), n - 1, claimed)
         out += q[x] * (1 - yes) * rest
         out[x] += q[x] * yes
         accepted += q[x] * (yes + (1 - yes) * later)
@@ -232,13 +232,13 @@ def outcome(p, q, n: int, told=None) -> tuple[np.ndarray, float]:
 
 rows = []
 for n in range(1, 5):
-    (right, accepted), (wrong, _) = outcome(p[near], q[near], n), outcome(p[near], q[near], n, told=q[near])
+    (right, accepted), (wrong, _) = outcome(p[near], q[near], n), outcome(p[near], q[near], n, claimed=q[near])
     rows.append([n, accepted, *(abs(out - p[near]).sum() / 2 for out in (right, wrong))])
 heads = ["candidates", "accepted", "TV from p", "TV, replacement assumed"]
 print_table("one-round", heads, rows, title="One round, exactly", formats=dict(zip(heads[1:], (".1%", ".4f", ".4f"))))
 observe("exact",
         "With 1 to {n} candidates the output is p to rounding, and one is accepted in {a:.0%} to {b:.0%} of "
-        "rounds; a rule told that they were drawn with replacement misses p by {x:.3f}.", n=n, a=rows[0][1],
+        "rounds; a rule that believes they were drawn with replacement misses p by {x:.3f}.", n=n, a=rows[0][1],
         b=accepted, x=rows[-1][3], holds=max(row[2] for row in rows) < 1e-12 < 1e-3 < rows[-1][3])
 rng, drafter = np.random.default_rng(A.seed), TreeDrafter(draft, TreeShape.branching((4, 2)), sample=True)
 both = np.array([[*prompt, x] for x in near])              # exact distributions of two tokens, (near, V) each

@@ -104,22 +104,22 @@ def speculate(drafter, sampler: Sampler) -> Run:
 
 texts = {name: Text(sampler) for name, sampler in progress(TARGETS.items(), "the target writes")}
 cells = [(name, how) for name in TARGETS for how in DRAFTS if not (name == "greedy" and how == "matched")]
-told, alpha, tau, error = {}, {}, {}, {}
+predicted, alpha, tau, error = {}, {}, {}, {}
 for name, how in progress(cells, "speculating"):
     overlaps = texts[name].overlaps(DRAFTS[how])
     run = speculate(ModelDrafter(draft, texts[name].drafting(DRAFTS[how])), TARGETS[name])
-    told[name, how], alpha[name, how], tau[name, how] = float(overlaps.mean()), run.alpha, run.tau
+    predicted[name, how], alpha[name, how], tau[name, how] = float(overlaps.mean()), run.alpha, run.tau
     tests = sum(r.tested for r in run.rounds)
     error[name, how] = float(np.sqrt(overlaps.var() / overlaps.size + run.alpha * (1 - run.alpha) / tests))
 print_table("samplers", ["target", "draft", "overlap", "accepted", "off", "std error", "tau"],
-            [[*cell, told[cell], alpha[cell], alpha[cell] - told[cell], error[cell], tau[cell]] for cell in cells],
+            [[*cell, predicted[cell], alpha[cell], alpha[cell] - predicted[cell], error[cell], tau[cell]] for cell in cells],
             title=f"Overlap predicted, share accepted, and tokens a round at gamma = {A.gamma}",
             formats=dict.fromkeys(["overlap", "accepted", "tau"], ".2f") | {"off": "+.3f", "std error": ".3f"})
-misses = np.array([alpha[cell] - told[cell] for cell in cells])
+misses = np.array([alpha[cell] - predicted[cell] for cell in cells])
 observe("overlap-predicts",
         "Over {n} pairs of samplers acceptance is off the predicted overlap by {miss:.3f} on average, less than 0.06, "
         "though overlaps run from {low:.2f} to {high:.2f}.", n=len(cells), miss=np.abs(misses).mean(),
-        low=min(told.values()), high=max(told.values()), holds=np.abs(misses).mean() < 0.06)
+        low=min(predicted.values()), high=max(predicted.values()), holds=np.abs(misses).mean() < 0.06)
 sampled = [name for name in TARGETS if name != "greedy"]
 choices = {name: texts[name].read(1, Sampler(0.0, repetition_penalty=TARGETS[name].repetition_penalty)).argmax(-1)
            for name in sampled}
@@ -129,13 +129,13 @@ observe("greedy-draft-falls",
         "predicted, {b} accepted. A draft that draws as the target does overlaps by {c}.",
         a=", ".join(f"{p:.2f}" for p in p_of_argmax.values()),
         b=", ".join(f"{alpha[name, 'greedy']:.2f}" for name in sampled),
-        c=", ".join(f"{told[name, 'matched']:.2f}" for name in sampled),
-        holds=all(abs(p - alpha[name, "greedy"]) < 0.1 and p < told[name, "matched"] for name, p in p_of_argmax.items()))
-hot = max((how for how in DRAFTS if ("greedy", how) in told), key=DRAFTS.get)
+        c=", ".join(f"{predicted[name, 'matched']:.2f}" for name in sampled),
+        holds=all(abs(p - alpha[name, "greedy"]) < 0.1 and p < predicted[name, "matched"] for name, p in p_of_argmax.items()))
+hot = max((how for how in DRAFTS if ("greedy", how) in predicted), key=DRAFTS.get)
 observe("greedy-best-for-greedy",
         "For the greedy target a greedy draft is best: {a:.2f} of its tokens are the target's, of those drawn at "
-        "temperature {t:g} {b:.2f}.", a=told["greedy", "greedy"], t=DRAFTS[hot], b=told["greedy", hot],
-        holds=told["greedy", "greedy"] == max(told["greedy", how] for how in DRAFTS if ("greedy", how) in told))
+        "temperature {t:g} {b:.2f}.", a=predicted["greedy", "greedy"], t=DRAFTS[hot], b=predicted["greedy", hot],
+        holds=predicted["greedy", "greedy"] == max(predicted["greedy", how] for how in DRAFTS if ("greedy", how) in predicted))
 
 # %% [markdown]
 # ## 2. The draft's best temperature
@@ -161,7 +161,7 @@ print_table("tuned", ["target", "best ratio", "matched", "at the best", "gain", 
 observe("tuning-little",
         "Tuning the draft's temperature changes the overlap by {a:+.3f} to {b:+.3f}, less than 0.03, while a draft that "
         "samples otherwise than the target loses up to {c:.2f}.", a=min(gains.values()), b=max(gains.values()),
-        c=max(told[name, "matched"] - told[name, how] for name in sampled for how in DRAFTS),
+        c=max(predicted[name, "matched"] - predicted[name, how] for name in sampled for how in DRAFTS),
         holds=max(gains.values()) < 0.03)
 fig, axis = subplots(size=(7.0, 4.0))
 for name, curve in curves.items():

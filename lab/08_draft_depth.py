@@ -2,7 +2,7 @@
 # # 08. How deep to draft
 #
 # **Question.** The best draft length depends on the text, and that changes as it is written. Which simple rule finds it,
-# without being told what text it is?
+# without knowing the text?
 #
 # **Watch for.** What a length fixed for one text costs on another. A rule that knows only acceptance, one that knows
 # what a round costs as well, and one that looks at how sure the draft is of each token. What is lost where nothing
@@ -69,7 +69,7 @@ A = assumptions(Assumptions)
 # text, those with the least the hard one, and the best of both take turns in the third. Greedy text of a small model
 # soon repeats itself: an easy text is often a loop that the draft joins, a hard one a loop that it does not.
 #
-# A text is a stream of requests: a policy goes on from one to the next, and is not told where they end. Accept length:
+# A text is a stream of requests: a policy goes on from one to the next, and does not know where they end. Accept length:
 # accepted tokens of the longest draft, on average over all places where one could begin.
 
 # %%
@@ -228,7 +228,7 @@ observe("confidence-competes",
 wrong = {cost: speed["hard", cost][best["easy", cost]] / speed["hard", cost][best["hard", cost]] for cost in COSTS}
 worst = min(wrong, key=wrong.get)
 observe("other-length-costs",
-        "A length fixed for another text is dear: the easy text's best, {g}, reaches {x:.2f} of what the hard text's "
+        "A length fixed for another text costs time: the easy text's best, {g}, reaches {x:.2f} of what the hard text's "
         "best, {h}, does ({cost}).", g=best["easy", worst], h=best["hard", worst], x=wrong[worst], cost=worst,
         holds=wrong[worst] < 0.9)
 low = min(speed[text, HERE]["cost-aware"] / max(speed[text, HERE]["best fixed"], 1) for text in chosen)

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 09. A cascade of three models
 #
-# **Question.** A middle model drafts better than a small one, and its steps are dear. If the small one drafts for
+# **Question.** A middle model drafts better than a small one, and its steps are expensive. If the small one drafts for
 # the middle one, do the three together beat the better pair?
 #
-# **Watch for.** Which q the target is told. What acceptance and which costs a cascade needs. That the better pair
+# **Watch for.** Which q the target tests with. What acceptance and which costs a cascade needs. That the better pair
 # is hard to beat: where the small model is good enough for the middle one, it is nearly good enough for the large
 # one.
 #
@@ -141,15 +141,15 @@ print_table("one-step", ["model", "bytes read", "layers", *(f"batch {b}" for b i
 ratios = {b: [seconds(name, batch=b) / seconds("large", batch=b) for name in NAMES[:2]] for b in A.batches}
 SPEEDS = ["small", "middle", "cascade", "gain"]
 alphas = sorted({(A.alpha_12, A.alpha_23), (0.6, 0.6), (0.6, 0.9), (0.9, 0.6), (0.9, 0.9)})
-told = {pair: compare(*ratios[A.batches[0]], *pair) for pair in alphas}
+predicted = {pair: compare(*ratios[A.batches[0]], *pair) for pair in alphas}
 print_table("cascades", ["alpha_12", "alpha_23", *SPEEDS, "inner gamma", "gamma"], [
-    [*pair, *(x[key] for key in SPEEDS), x["inner"], x["gamma"]] for pair, x in told.items()],
+    [*pair, *(x[key] for key in SPEEDS), x["inner"], x["gamma"]] for pair, x in predicted.items()],
     formats=dict.fromkeys(SPEEDS, ".2f"), title="Speedups of both pairs and of the cascade at batch "
     f"{A.batches[0]}; an inner gamma of 0 leaves the small one out")
 observe("beats-pairs",
-        "The cascade beats both pairs in {n} of these {of} cases, by {x:.0%} at most.", of=len(told),
-        n=sum(x["gain"] > 1.005 for x in told.values()), x=max(x["gain"] for x in told.values()) - 1,
-        holds=any(x["gain"] > 1.005 for x in told.values()))
+        "The cascade beats both pairs in {n} of these {of} cases, by {x:.0%} at most.", of=len(predicted),
+        n=sum(x["gain"] > 1.005 for x in predicted.values()), x=max(x["gain"] for x in predicted.values()) - 1,
+        holds=any(x["gain"] > 1.005 for x in predicted.values()))
 
 # %% tags=["notebook"]
 sliders(lambda c1, c2, alpha_12, alpha_23: print_table("slider",

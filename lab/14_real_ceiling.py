@@ -160,11 +160,11 @@ def curve(n):
     return np.interp(n, sent, medians)
 
 
-dearest = max(range(1, A.gamma + 2), key=curve)
-dear, middle = curve(dearest) / one, float(np.median(np.abs(fit.residuals)))
+slowest = max(range(1, A.gamma + 2), key=curve)
+most, middle = curve(slowest) / one, float(np.median(np.abs(fit.residuals)))
 observe("forwards-cheaper",
-        "Up to {g} tokens (gamma + 1), the dearest forward, of {n}, costs {x:.2f} times one of a single token: less "
-        "than 0.4 x {g}.", g=A.gamma + 1, n=dearest, x=dear, measured=True, holds=dear < 0.4 * (A.gamma + 1))
+        "Up to {g} tokens (gamma + 1), the slowest forward, of {n}, costs {x:.2f} times one of a single token: less "
+        "than 0.4 x {g}.", g=A.gamma + 1, n=slowest, x=most, measured=True, holds=most < 0.4 * (A.gamma + 1))
 observe("fit-close",
         "Half of the fit's points lie within {off:.0%} of the measured ones: less than 25%.", off=middle, measured=True,
         holds=middle < 0.25)

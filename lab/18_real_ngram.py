@@ -97,8 +97,8 @@ print_table("tables", ["table", "tokens", "rows", "MB", "file", "seconds"], rows
 # are added one by one: the longest match in the context, then the bigrams, then the trigrams before them. All take turns
 # with plain decoding, and with transformers' own prompt lookup, on the same weights in the same products.
 #
-# "told" is the speedup that the rounds tell, counted again on the text that was written, with the time t(n) of sending n
-# tokens. So it tells whether the cost of verifying and the tokens per round explain the speed.
+# "predicted" is the speedup that the rounds give, counted again on the text that was written, with the time t(n) of sending n
+# tokens. So it shows whether the cost of verifying and the tokens per round explain the speed.
 
 # %%
 class Tiers:
@@ -150,22 +150,22 @@ for task, turns in made.items():
     for name, each in turns.items():
         same += [] if name == "plain" else [explain_divergence(target, text, m.tokens) for m in each]
         gain[task, name] = speedup(turns["plain"], each)
-        told = None
+        predicted = None
         if name in steps:
             x = found[task, name] = explain(predict(steps[name], t, {}, target, text, len(prompts[task])), turns["plain"], each)
-            told = x.predicted.speedup
-        rows.append([task, name, 1 / median(m.run.per_token for m in each), gain[task, name], told,
-                     told and told / gain[task, name], each[0].run.later().tau])
+            predicted = x.predicted.speedup
+        rows.append([task, name, 1 / median(m.run.per_token for m in each), gain[task, name], predicted,
+                     predicted and predicted / gain[task, name], each[0].run.later().tau])
         record_samples(f"seconds per token, {task}, {name}", [m.run.per_token for m in each])
-timed = ["tokens/s", "speedup", "told", "told/ speedup"]
+timed = ["tokens/s", "speedup", "predicted", "predicted/ speedup"]
 print_table("speedups",
             ["task", "method", *timed, "tau"], rows, measured=timed, formats={"tokens/s": ".1f"} | dict.fromkeys(
     [*timed[1:], "tau"], ".2f"), title=f"Up to {A.new_tokens} tokens, {A.runs} runs of each in turn, after the first round")
-timed = ["drafting", "verify told", "verify", "verdict"]
+timed = ["drafting", "verify predicted", "verify", "verdict"]
 print_table("why", ["task", "tiers", "drafts a round", "alpha", *timed], [
     [*key, x.drafts, x.alpha, x.measured.draft, x.predicted.verify, x.measured.verify, x.verdict] for key, x in found.items()], measured=timed,
     title="Why: what a round drafts, and what it takes, in steps of the target", formats={"drafts a round": ".1f"} |
-    dict.fromkeys(["alpha", "verify told", "verify"], ".2f") | {"drafting": ".3f"})
+    dict.fromkeys(["alpha", "verify predicted", "verify"], ".2f") | {"drafting": ".3f"})
 
 
 def by_tier(run: Run) -> list:

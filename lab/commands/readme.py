@@ -90,7 +90,7 @@ def _rows(record: dict, id: str) -> list[dict]:
 
 
 def refreshed(text: str) -> str:
-    """README text with every generated block made anew."""
+    """README text with every generated block made again."""
     text = re.sub(r"<!-- records: (.*?) -->\n.*?<!-- end -->", lambda m: "\n".join(filter(None, [
         f"<!-- records: {m.group(1)} -->", table_of_records(m.group(1)), "<!-- end -->"])), text, flags=re.S)
     return re.sub(r"<!-- demos -->\n.*?<!-- end -->", lambda m: f"<!-- demos -->\n{table_of_demos()}\n<!-- end -->",

@@ -4,9 +4,8 @@ Threads wait for each other at the end of every product. Beside a busy program o
 then all wait: two threads can be slower than one. What else runs on the machine is seen only by timing a forward.
 
 How they wait counts as much: lab/__init__.py asks for OMP_WAIT_POLICY=passive, which can only be set before torch is
-loaded. On two cores beside one busy loop, a forward of the default target with two threads took 0.7 to 2 s with threads
-that spin and 0.12 to 0.3 s with threads that sleep; with one thread it took 0.05 to 0.15 s. On a quiet machine sleeping
-has a price: 60 ms with two threads, where spinning took 42 to 47, and one thread 55.
+loaded. Beside a busy program, threads that spin hold up a forward far longer than threads that sleep; on a quiet machine
+sleeping costs a little.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def load_tokenizer(name: str | None = None):
 def _gguf_read_once():
     """Inside, a GGUF file's header and gguf's table of names are read and built once.
 
-    transformers reads the header anew for configuration, tokenizer and weights, and gguf builds its table once per
+    transformers reads the header again for configuration, tokenizer and weights, and gguf builds its table once per
     submodule: without this, loading takes about three times as long.
     """
     import gguf

@@ -68,11 +68,11 @@ def check(record, drafts, kept):
     assert [row["method"] for row in speeds] == [row["method"] for row in whys] == [
         *(f"{name}, {kind}" for kind in kinds for name in lookups), *modelled]
     for speed, why in zip(speeds, whys):
-        told = speed["tau told"] / (why["draft told"] + why["verify told"])
-        assert speed["told"] == pytest.approx(told) and 1 <= speed["tau told"] <= 17 and speed["tau"] >= 1
-        assert speed["told over"] == pytest.approx(speed["told"] / speed["speedup"])
+        told = speed["tau predicted"] / (why["draft predicted"] + why["verify predicted"])
+        assert speed["predicted"] == pytest.approx(told) and 1 <= speed["tau predicted"] <= 17 and speed["tau"] >= 1
+        assert speed["predicted over"] == pytest.approx(speed["predicted"] / speed["speedup"])
         assert speed["off in"] in ("-", "tau", "drafting", "verifying")
-        assert (speed["off in"] == "-") == (0.8 <= speed["told over"] <= 1.2)
+        assert (speed["off in"] == "-") == (0.8 <= speed["predicted over"] <= 1.2)
         gain = speed["speedup"]
         assert why["verdict"] == ("pays" if gain > 1.03 else "loses" if gain < 0.97 else "even")
         # With one run the pieces make up the whole.
@@ -161,8 +161,8 @@ def test_a_draft_of_the_same_sizes_assists_and_texts_may_be_shorter_than_drafts(
     assert table(record, "rivals-open")[-1]["method"] == f"{path} assists"
     speeds = {row["method"]: row for row in table(record, "speedups")}
     # All is right to the end: the one round drafts 7 of the 8 tokens; over all starts 7, 6, ... 0 would be.
-    assert (speeds[f"{path}, chain"]["tau told"], speeds[f"{path}, chain"]["tau"]) == (4.5, 8)
-    assert all(row["told"] > 0 for row in speeds.values())
+    assert (speeds[f"{path}, chain"]["tau predicted"], speeds[f"{path}, chain"]["tau"]) == (4.5, 8)
+    assert all(row["predicted"] > 0 for row in speeds.values())
 
 
 @pytest.mark.slow

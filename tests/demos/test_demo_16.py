@@ -87,9 +87,9 @@ def check(made, cascades):
         rounds = TOKENS[text] / row["tau"]
         assert rounds == pytest.approx(round(rounds)), "tau is tokens over rounds"
         assert row["tau"] <= row["gamma"] + 1 + 1e-9 and row["gamma"] <= (5 if draft == "model" else 8)
-        assert (row["told"] is None) == (draft in ("plain", "generate"))
+        assert (row["predicted"] is None) == (draft in ("plain", "generate"))
         timed = [row[name] for name in ("typical", "speedup", "tokens/s")]
-        assert all(x is None if policy == "oracle" else x > 0 for x in timed) and (row["told"] is None or row["told"] > 0)
+        assert all(x is None if policy == "oracle" else x > 0 for x in timed) and (row["predicted"] is None or row["predicted"] > 0)
         assert draft != "plain" or (row["gamma"], row["tau"], row["typical"], row["speedup"]) == (0, 1, 1, 1)
         if policy.startswith("best fixed"):
             assert row["gamma"] <= int(row["policy"].split(", ")[1]) + 1e-9
@@ -97,7 +97,7 @@ def check(made, cascades):
     assert [(row["text"], row["drafts"]) for row in section] == [(t, d) for t in ("repeat", "open") for d in cascades]
     found = {(row["text"], row["drafts"]): row for row in section}
     for (text, name), row in found.items():
-        assert 1 <= row["tau"] <= 5 and 0 <= (row["alpha"] or 0) <= 1 and row["told"] > 0 and row["speedup"] > 0
+        assert 1 <= row["tau"] <= 5 and 0 <= (row["alpha"] or 0) <= 1 and row["predicted"] > 0 and row["speedup"] > 0
         assert 8 / row["tau"] == pytest.approx(round(8 / row["tau"]))
         alone = found[text, name.split(" > ")[-1]]
         assert (row["tau"], row["alpha"]) == (alone["tau"], alone["alpha"]), "a middle says the same with any draft"
@@ -124,9 +124,9 @@ def test_a_small_llama(record):
 def test_what_a_clock_has_touched_is_marked(record):
     marked = {t["id"]: t["measured"] for t in record["tables"]}
     # What the policies choose follows times, too.
-    assert marked["policies"] == ["policy", "gamma", "tau", "told", "typical", "speedup", "tokens/s"]
+    assert marked["policies"] == ["policy", "gamma", "tau", "predicted", "typical", "speedup", "tokens/s"]
     assert marked["forward-times"] == ["1", "2", "3", "5", "6", "7", "9"] and marked["step-costs"] == ["c"]
-    assert marked["cascades"] == ["told", "speedup"]
+    assert marked["cascades"] == ["predicted", "speedup"]
     assert [o["measured"] for o in record["observations"]] == [True] * 6 + [False] + [True] * 3 + [False]
     # One run in turn: speedups of one group are to each other as the seconds per token behind them.
     rows, samples = by_policy(record), record["samples"]
@@ -159,7 +159,7 @@ def test_the_best_fixed_length_by_trying_all(record, folders, draft):
         best, row = int(np.argmax(speeds)), rows[text, draft, "best fixed"]
         named = int(row["policy"].split(", ")[1])
         assert speeds[named] == pytest.approx(max(speeds)), f"{text}: {best} is better than {named}"
-        assert row["told"] == pytest.approx(speeds[named]) and row["tau"] == pytest.approx(runs[named].tau)
+        assert row["predicted"] == pytest.approx(speeds[named]) and row["tau"] == pytest.approx(runs[named].tau)
         assert row["gamma"] == pytest.approx(runs[named].drafted / len(runs[named].rounds))
 
 
@@ -173,7 +173,7 @@ def test_the_speedup_of_a_cascade_by_hand(record, folders):
         spent = sum(1 + SLOPE * r.drafted for r in made.rounds) + STEPS["kept"] * sum(
             1 + SLOPE * r.drafted for r in drafter.run.rounds)
         row = rows[text, "lookup > kept"]
-        assert (row["told"], row["tau"], row["middle's tau"]) == pytest.approx(
+        assert (row["predicted"], row["tau"], row["middle's tau"]) == pytest.approx(
             (made.n_tokens / spent, made.tau, drafter.run.tau))
 
 

@@ -10,7 +10,7 @@ TOY = {number: path for number, path in demos().items() if number < 14}
 
 
 @pytest.mark.parametrize("number, flags, words", [
-    (2, ["--prompt-tokens", 10**12], ["--prompt-tokens", "512"]), (2, ["--prompts", 500], ["--prompts", "--answer-tokens"]),
+    (2, ["--prompt-tokens", 10**12], ["--prompt-tokens", "496"]), (2, ["--prompts", 500], ["--prompts", "--answer-tokens"]),
     (2, ["--repeats", 10**12], ["--repeats"]), (3, ["--context", 10**12], ["--context", "500"]),
     (3, ["--layers", 10**12], ["--layers", "6"]), (4, ["--gammas", 1, 8], ["--gamma-max", "--gammas", "--new-tokens"]),
     (4, ["--new-tokens", 10**12], ["--new-tokens"]), (4, ["--prompts", 10**12], ["--prompts"]),
