@@ -13,10 +13,11 @@
 # %%
 from dataclasses import dataclass
 
-import numpy as np
-
 from console import (BadInput, NonNegative, OneOf, Within, assumptions, observe, out_folder,
                      print_table, print_text, progress, record_samples)
+
+import numpy as np
+
 from decode_lab import Run, autoregressive_generate, speculative_generate
 from lab import toy
 from lab.drafters.tiers import NgramDrafter
