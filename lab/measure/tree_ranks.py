@@ -1,0 +1,74 @@
+"""What trees of drafts accept, read off ranks: where each token of a target's own greedy text stands in a draft's list.
+
+Demos 05 and 06 share this: the same trees, the same toy drafts, the same texts, and so the same numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lab import toy
+from lab.drafters.best_tree import accept_lengths, draft_ranks
+from lab.drafters.trees import TreeShape
+from lab.models.quant import quantize_params
+from lab.support.errors import unknown
+from lab.toy.transformer import TransformerLM, config_like, generate_batch, truncate
+
+WIDTHS = ((1,), (1, 1), (1,) * 4, (1,) * 6, (2, 2, 2), (3, 3, 3), (4, 2, 2, 1), (8, 4, 2, 1), (4, 4, 4, 4))
+TREES = {"x".join(map(str, widths)): TreeShape.branching(widths) for widths in WIDTHS}
+DEEPEST = max(shape.depth for shape in TREES.values())
+DRAFTS = ("first layer", "int4 copy")
+PROMPT = 16                                                    # tokens of each prompt
+
+
+def toy_draft(name: str, target: str) -> TransformerLM:
+    """A draft made of a toy target.
+
+    "first layer": its first layer under its own head; "int4 copy": the whole model in int4, a scale for 32 weights.
+    """
+    params, config = toy.load_params(target)
+    if name == "first layer":
+        return TransformerLM(truncate(params, 1), config_like(config, n_layers=1), name)
+    if name == "int4 copy":
+        return TransformerLM(quantize_params(params, "int4-g32")[0], config, name)
+    raise unknown("toy draft", name, DRAFTS)
+
+
+def greedy_texts(target: str, kind: str, n: int, n_new: int) -> np.ndarray:
+    """(n, PROMPT + n_new) ids: prompts spread over a held-out text, and what a toy target writes behind each."""
+    return generate_batch(toy.load(target), toy.prompts(kind, n, PROMPT), n_new)
+
+
+def taus(draft: str, target: str, kind: str, n: int, n_new: int = 48) -> dict[str, float]:
+    """{tree: tau over all starts} of a draft of `toy_draft`, on the `greedy_texts` of its target."""
+    ranks = new_token_ranks(toy_draft(draft, target), greedy_texts(target, kind, n, n_new))
+    return {tree: tau_of_all_starts(ranks, shape) for tree, shape in TREES.items()}
+
+
+def new_token_ranks(draft: TransformerLM, texts: np.ndarray) -> np.ndarray:
+    """(n, T) ids -> (n, T - PROMPT): the rank of each new token in the draft's logits, 0 the likeliest."""
+    new = np.s_[:, PROMPT - 1:]                              # from the row that predicts the first new token
+    return draft_ranks(draft.full_logits(texts)[new], texts[new])
+
+
+def lengths_by_start(ranks: np.ndarray, shape: TreeShape, depth: int = DEEPEST) -> np.ndarray:
+    """Ranks (n, T) -> accept lengths (n, T - depth + 1): at the starts behind which `depth` tokens follow.
+
+    With the same depth for all trees, a tree that contains another accepts at least as much at each start.
+    """
+    starts = ranks.shape[-1] - depth + 1
+    return accept_lengths(ranks, shape).reshape(len(ranks), -1)[:, :starts]
+
+
+def tau_of_all_starts(ranks: np.ndarray, shape: TreeShape, depth: int = DEEPEST) -> float:
+    """1 (the target's own token) and the mean accept length over all starts of `lengths_by_start`."""
+    return 1 + float(lengths_by_start(ranks, shape, depth).mean())
+
+
+def round_starts(ranks: np.ndarray, shape: TreeShape) -> list[int]:
+    """Where the rounds begin that write a text of these ranks (T,), and T: each round starts where the last ended."""
+    padded = np.append(ranks, np.full(shape.depth, np.iinfo(np.int64).max))      # nothing is accepted past the end
+    lengths, at = accept_lengths(padded, shape), [0]
+    while at[-1] < len(ranks):
+        at.append(min(at[-1] + int(lengths[at[-1]]) + 1, len(ranks)))
+    return at
