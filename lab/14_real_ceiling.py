@@ -133,7 +133,7 @@ observe("prompt-token-cheaper",
 # A round sends the last token and gamma drafted ones in one forward. By bytes and arithmetic alone, that costs as much
 # as one token until the arithmetic takes longer than the reading: t(n) = overhead + max(byte time, FLOP time x n). The
 # byte time is section 1's; the others are fitted. A library picks its kernels by n, which the fit cannot know: see
-# where it misses. On a CPU, float32 weights are packed for a few rows (lab/hf.py). The speedup of a chain of free
+# where it misses. On a CPU, float32 weights are packed for a few rows (lab/models/kernels.py). The speedup of a chain of free
 # drafts is its expected tokens per round over t(gamma + 1) / t(1).
 
 # %%

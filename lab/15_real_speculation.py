@@ -183,7 +183,7 @@ observe("cheapest-agrees-less",
 #
 # Each draft model (of the roundings, the last) proposes a chain, and the best tree of at most as many nodes, planned
 # from the ranks on the other texts of its kind. A lookup drafts as many tokens as pay, by its acceptance so far
-# (lab/draft_length.py), and not past the end.
+# (lab/drafters/draft_length.py), and not past the end.
 #
 # "predicted" is what the pieces say: tau from the draft's ranks on this text, over all starts, or for a lookup from its
 # rounds replayed on it; the cost from c and from the time t(n) of sending n tokens, read before and after the runs, as

@@ -59,7 +59,6 @@ class Assumptions:
     gamma: Within(1, 32) = 8                          # Longest draft of a model.
     copied: Within(1, 64) = 16                        # Longest draft of a lookup.
     threshold: Within(0.0, 1.0) = 0.5                 # Probability below which the confident draft ends.
-    guess: Within(0.0, 1.0) = 0.95                    # Acceptance that the cost-aware policy begins with, for the model.
     floor: Within(0.0, 1.0) = 0.35                    # Acceptance below which the floor policy drafts less.
     runs: Count = 2                                   # Timed runs of the cost-aware and the best fixed policies.
     middle_gamma: Within(1, 32) = 4                   # Longest draft for the target in section 3.
@@ -174,15 +173,17 @@ def copied_rounds(kind: str, gamma: int) -> Run:
 def policies(kind: str) -> dict[tuple[str, str], Method]:
     """{(draft, policy): method}; the policies that the bar is about first."""
     chained, confident = ModelDrafter(model), ConfidentDrafter(model, A.threshold)
-    by_cost = [CostAware(t, c["model"], A.gamma, guess=A.guess) for _ in range(2)]
+    by_cost = [CostAware(t, c["model"], A.gamma) for _ in range(2)]
     return {
         ("lookup", "best fixed"): Method(lookup, Fixed(best["lookup", kind])),
         ("lookup", "cost-aware"): Method(lookup, CostAware(t, 0.0, A.copied, drafter=lookup)),
         ("model", "best fixed"): Method(chained, Fixed(best["model", kind])),
         ("model", "both"): Method(confident, by_cost[0]),
-        ("lookup", "AIMD"): Method(lookup, AIMD(most=max(4, A.copied))),
+        ("lookup", "AIMD"): Method(lookup, AIMD(least=1, most=max(4, A.copied))),
+        ("lookup", "AIMD least 4"): Method(lookup, AIMD(least=4, most=max(4, A.copied))),
         ("lookup", "floor"): Method(lookup, Floor(A.copied, A.floor)),
-        ("model", "AIMD"): Method(chained, AIMD(most=max(4, A.gamma))),
+        ("model", "AIMD"): Method(chained, AIMD(least=1, most=max(4, A.gamma))),
+        ("model", "AIMD least 4"): Method(chained, AIMD(least=4, most=max(4, A.gamma))),
         ("model", "floor"): Method(chained, Floor(A.gamma, A.floor)),
         ("model", "confident"): Method(confident, Fixed(A.gamma)), ("model", "cost-aware"): Method(chained, by_cost[1])}
 

@@ -241,7 +241,7 @@ def test_08_fixed_lengths_and_regrets_by_hand(cost):
     t, c = prices()[cost]
     id = f"speed-{cost.replace(' ', '-')}"
     rows = {row["policy"]: row for row in table(record(DEPTH), id)}
-    assert list(rows) == ["plain", "fixed 4", "best fixed", "AIMD", "floor", "confident", "cost-aware",
+    assert list(rows) == ["plain", "fixed 4", "best fixed", "AIMD", "AIMD least 4", "floor", "confident", "cost-aware",
                           "with confidence", "oracle"]
     lengths, = [row for row in table(record(DEPTH), "lengths")
                 if (row["policy"], row["cost model"]) == ("best fixed", cost)]
@@ -264,7 +264,7 @@ def test_08_lengths_and_speeds_belong_together():
     speeds = {row["policy"]: row for row in table(made, "speed-batch-1")}
     lengths = table(made, "lengths")
     assert [(row["policy"], row["cost model"]) for row in lengths] == [
-        ("AIMD", ""), ("floor", ""), ("confident", ""), *((policy, f"batch {batch}") for batch in (1, 256) for policy in (
+        ("AIMD", ""), ("AIMD least 4", ""), ("floor", ""), ("confident", ""), *((policy, f"batch {batch}") for batch in (1, 256) for policy in (
             "best fixed", "cost-aware", "with confidence", "oracle"))]
     for row in lengths:
         for text in agreement():
@@ -285,7 +285,7 @@ def test_08_what_a_clock_has_touched_is_marked():
         "costs-here": ["t(1)", "t(2)", "t(3)", "t(5)", "t(9)", "c"],
         "speed-this-machine": [
             *texts, *(f"regret {text}" for text in texts)]}
-    assert list(claims(made, measured=True)) == ["near-best-here"]
+    assert list(claims(made, measured=True)) == ["plain-is-hard-to-beat", "near-best-here"]
     assert set(made["samples"]) == {"seconds of a forward of the toy"}
 
 

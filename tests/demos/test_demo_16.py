@@ -25,8 +25,8 @@ QUICK = ("--repeat-tokens", "12", "--code-tokens", "8", "--open-tokens", "10", "
          "--runs", "1", "--layers", "0", "1", "3", "--cascade-tokens", "8", "--context", "16",
          "--repeats", "1")
 TOKENS = {"repeat": 12, "code": 8, "open": 10}
-POLICIES = {"plain": [""], "lookup": ["best fixed", "cost-aware", "AIMD", "floor", "oracle"],
-            "model": ["best fixed", "both", "AIMD", "floor", "confident", "cost-aware", "oracle"],
+POLICIES = {"plain": [""], "lookup": ["best fixed", "cost-aware", "AIMD", "AIMD least 4", "floor", "oracle"],
+            "model": ["best fixed", "both", "AIMD", "AIMD least 4", "floor", "confident", "cost-aware", "oracle"],
             "generate": ["default", "heuristic"]}
 CASCADES = ["lookup", "kept", "lookup > kept", "model", "lookup > model"]
 STEPS, SLOPE = {"model": 0.3, "kept": 0.6}, 0.1          # c, and t(n) - t(n - 1), where no clock is asked
@@ -106,7 +106,7 @@ def check(made, cascades):
     first, second = texts_that_differ(made)
     assert first["holds"] and second["holds"]
     # Plain decoding in both turns, the policies of ours and of transformers; then plain decoding and the cascades.
-    assert first["text"].startswith("Of 42 texts 0 differ")
+    assert first["text"].startswith("Of 48 texts 0 differ")
     assert second["text"].startswith(f"Of {2 * (1 + len(cascades))} texts 0 differ")
     return rows
 
