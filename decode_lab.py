@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lab.support.errors import BadInput
-from lab.support.checks import budget, check_draft, name_of, one_sampler, possible, token_ids, whole
+from lab.support.checks import budget, check_draft, name_of, one_sampler, token_ids
+from lab.support.errors import BadInput, require, whole
 
 Array = Any                      # a numpy array, or a tensor on whatever device the model lives on
 
@@ -152,12 +152,12 @@ class Sampler:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        possible(temperature=(self.temperature, self.temperature == 0 or 1e-6 <= self.temperature < np.inf,
-                              "0 (greedy), or 0.000001 or more,"),
-                 top_k=(self.top_k, self.top_k >= 0, "0 (off) or more"),
-                 top_p=(self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
-                 min_p=(self.min_p, 0 <= self.min_p < 1, "0 (off) to below 1"),
-                 repetition_penalty=(self.repetition_penalty, self.repetition_penalty > 0, "above 0 (1 is off)"))
+        require(self.temperature == 0 or 1e-6 <= self.temperature < np.inf, "temperature", self.temperature,
+                "0 (greedy), or 0.000001 or more")
+        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
+        require(0 <= self.min_p < 1, "min_p", self.min_p, "0 (off) to below 1")
+        require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0 (1 is off)")
 
     @property
     def greedy(self) -> bool:

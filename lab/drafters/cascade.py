@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from lab.support.errors import BadInput
+from lab.support.errors import BadInput, whole
 from decode_lab import Decoder, Draft, Drafter, Round, Run, Sampler, name_of, verify
 from lab.drafters.model import ModelDrafter, check_vocabulary, fit_row
 
@@ -30,10 +30,7 @@ class CascadeDrafter(ModelDrafter):
     def __init__(self, model: Decoder, inner: Drafter, inner_gamma: int, sampler: Sampler | None = None,
                  name: str | None = None):
         super().__init__(model, sampler, name or f"{name_of(inner, 'draft')} for {name_of(model, 'model')}")
-        if not inner_gamma >= 0 or inner_gamma != inner_gamma // 1:
-            raise BadInput(f"inner_gamma = {inner_gamma} is impossible: a whole number, 0 (no inner draft) or more, "
-                           "would be right.")
-        self.inner, self.inner_gamma, self.run = inner, int(inner_gamma), Run()
+        self.inner, self.inner_gamma, self.run = inner, whole("inner_gamma", inner_gamma, 0), Run()
 
     def start(self, target, sampler, prompt):
         super().start(target, sampler, prompt)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import Round, Run
-from lab.support.checks import possible, whole
+from lab.support.errors import BadInput, require, whole
 
 
 class DraftLength(ABC):
@@ -45,7 +44,7 @@ def round_seconds(seconds: Callable[[int], float] | Mapping[int, float], c: floa
     n, straight lines between them; any unit of time does. c: that of one drafted token over that of sending one token.
     BadInput for times that are missing or not above 0.
     """
-    possible(c=(c, 0 <= c < np.inf, "0 or more"))
+    require(0 <= c < np.inf, "c", c, "0 or more")
     n = range(1, whole("gamma_max", gamma_max, 0) + 2)
     if isinstance(seconds, Mapping):
         known = sorted(seconds)
@@ -122,7 +121,7 @@ class Floor(DraftLength):
     """
 
     def __init__(self, gamma: int = 8, floor: float = 0.35, window: int = 8, rest: int = 32):
-        possible(floor=(floor, 0 <= floor <= 1, "0 to 1"))
+        require(0 <= floor <= 1, "floor", floor, "0 to 1")
         self.gamma, self.floor = whole("gamma", gamma, 1), floor
         self.window, self.rest = whole("window", window, 1), whole("rest", rest, 1)
 
@@ -157,8 +156,7 @@ class Oracle(DraftLength):
     def __init__(self, accepts, seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0,
                  gamma_max: int = 16):
         self.seconds, n = round_seconds(seconds, c, gamma_max), len(accepts)
-        if n and min(accepts) < 0:
-            raise BadInput(f"An accept length of {min(accepts)} is impossible: 0 or more would be right.")
+        require(min(accepts, default=0) >= 0, "an accept length", min(accepts, default=0), "0 or more")
         self.cost, self._plan = [0.0] * (n + 1), [0] * n
         for at in reversed(range(n)):
             gammas = range(min(len(self.seconds), n - at))     # the last token is the target's own
@@ -199,10 +197,11 @@ class CostAware(DraftLength):
     def __init__(self, seconds: Callable[[int], float] | Mapping[int, float], c: float = 0.0, gamma_max: int = 16, *,
                  drafter=None, discount: float = 0.9, weight: float = 1.0, guess: float = 0.5,
                  probe: float = 0.01, credit: float = 1.0):
-        possible(discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
-                 weight=(weight, 0 < weight < np.inf, "above 0"), guess=(guess, 0 <= guess <= 1, "0 to 1"),
-                 probe=(probe, 0 < probe <= 1, "above 0 and at most 1"),
-                 credit=(credit, 0 <= credit < np.inf, "0 or more"))
+        require(0 < discount <= 1, "discount", discount, "above 0 and at most 1")
+        require(0 < weight < np.inf, "weight", weight, "above 0")
+        require(0 <= guess <= 1, "guess", guess, "0 to 1")
+        require(0 < probe <= 1, "probe", probe, "above 0 and at most 1")
+        require(0 <= credit < np.inf, "credit", credit, "0 or more")
         if drafter is not None and not hasattr(drafter, "matched"):
             raise BadInput(f"{getattr(drafter, 'name', drafter)} does not tell how long its match is: leave `drafter` "
                            "out, or give a SuffixLookup.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lab.support.errors import BadInput
+from lab.support.errors import BadInput, whole
 from decode_lab import Draft
 
 
@@ -72,8 +72,7 @@ class SuffixLookup:
     """
 
     def __init__(self, min_match: int = 1, boundary: Collection[int] = (), name: str = "suffix automaton"):
-        if min_match < 1:
-            raise BadInput(f"min_match = {min_match} is impossible: a match has one token or more.")
+        min_match = whole("min_match", min_match, 1)
         self.min_match, self.boundary, self.name = min_match, frozenset(boundary), name
         self._clear()
 

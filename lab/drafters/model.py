@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import Decoder, Draft, Sampler, draw, name_of, prefill, to_numpy
-from lab.support.checks import possible
+from lab.support.errors import BadInput, require
 
 PREFILL_FROM = 16                                  # tokens: fewer are sent at once, logits and all
 
@@ -150,7 +149,7 @@ class ConfidentDrafter(ModelDrafter):
 
     def __init__(self, model: Decoder, threshold: float = 0.4, sampler: Sampler | None = None, name: str | None = None):
         super().__init__(model, sampler, name)
-        possible(threshold=(threshold, 0 <= threshold <= 1, "0 to 1"))
+        require(0 <= threshold <= 1, "threshold", threshold, "0 to 1")
         self.threshold = threshold
 
     def _goes_on(self, token, q, row, history):

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Literal
 
-from lab.support.errors import BadInput
 from decode_lab import Draft, Drafter
 from lab.drafters.lookup import SuffixLookup
 from lab.drafters.model import check_vocabulary
-from lab.support.checks import possible
+from lab.support.errors import BadInput, require
 
 
 def tier_name(order: int) -> str:
@@ -47,10 +46,10 @@ class NgramDrafter:
 
     def __init__(self, tables: Sequence = (), lookup: Drafter | None | Literal["suffixes"] = "suffixes", *, price: float = 0.02,
                  discount: float = 0.99, weight: float = 1.0, min_count: int = 1, name: str = "n-gram tiers"):
-        possible(price=(price, 0 <= price <= 1, "0 (drafts whatever there is) to 1"),
-                 discount=(discount, 0 < discount <= 1, "above 0 and at most 1"),
-                 weight=(weight, 0 < weight < float("inf"), "above 0"),
-                 min_count=(min_count, min_count >= 1, "1 or more"))
+        require(0 <= price <= 1, "price", price, "0 (drafts whatever there is) to 1")
+        require(0 < discount <= 1, "discount", discount, "above 0 and at most 1")
+        require(0 < weight < float("inf"), "weight", weight, "above 0")
+        require(min_count >= 1, "min_count", min_count, "1 or more")
         self.lookup: Drafter | None = SuffixLookup() if isinstance(lookup, str) else lookup
         self.tables = sorted(tables, key=lambda table: -table.order)
         self._longest = max((table.order - 1 for table in self.tables), default=1)

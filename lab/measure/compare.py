@@ -16,8 +16,7 @@ from console import progress
 from decode_lab import Run
 from lab.measure import timing
 from lab.measure.turns import Made, Method
-from lab.support.checks import whole
-from lab.support.errors import require
+from lab.support.errors import require, whole
 
 LEAST_REPEATS = 5
 WARM_UP = 3                    # tokens that each method writes before any is timed

@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 from transformers.generation import CandidateGenerator
 
-from lab.support.errors import BadInput
+from lab.support.errors import BadInput, require
 from decode_lab import Draft, Drafter, Round, Run, Sampler
 from lab.drafters.model import check_vocabulary
 from lab.models.pending import checked_ids
@@ -160,8 +160,7 @@ class DraftCandidates(CandidateGenerator):
 def _checked(decoder, prompt, n_new):
     """Prompt ids (n,) int64, and how many new tokens there is room for."""
     ids, limit = checked_ids(decoder, prompt), decoder.max_length
-    if n_new < 1:
-        raise BadInput(f"n_new = {n_new} is impossible: at least one new token would be right.")
+    require(n_new >= 1, "n_new", n_new, "1 or more")
     if limit is not None and len(ids) >= limit:
         raise BadInput(f"The prompt has {len(ids)} tokens and the model holds {limit}: no room for a new one.")
     return ids, int(n_new if limit is None else min(n_new, limit - len(ids)))
@@ -173,15 +172,12 @@ def _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, 
                        "right.")
     if drafter is not None:
         from lab.models.layers import LayerDraft
-        if gamma < 1:
-            raise BadInput(f"gamma = {gamma} is impossible: drafts of 1 token or more would be right.")
+        require(gamma >= 1, "gamma", gamma, "1 or more")
         if isinstance(getattr(drafter, "model", None), LayerDraft):
             raise BadInput(f"{drafter.name} drafts on the target's own cache, which generate does not fill: early_exit "
                            "would do, or a drafter with a cache of its own.")
-    if prompt_lookup < 0:
-        raise BadInput(f"prompt_lookup = {prompt_lookup} is impossible: 0 (off) or more would be right.")
-    if early_exit and not 1 <= early_exit < n_layers:
-        raise BadInput(f"early_exit = {early_exit} is impossible: 0 (off) or 1 to {n_layers - 1} would be right.")
+    require(prompt_lookup >= 0, "prompt_lookup", prompt_lookup, "0 (off) or more")
+    require(0 <= early_exit < n_layers, "early_exit", early_exit, f"0 (off) or 1 to {n_layers - 1}")
     if assistant is not None:
         check_vocabulary(decoder, assistant)
         if getattr(assistant, "model", decoder.model) is decoder.model:

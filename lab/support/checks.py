@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.support.errors import BadInput
+from lab.support.errors import BadInput, whole
 
 
 def name_of(thing, otherwise: str) -> str:
     """A decoder's or drafter's name, which is optional."""
     return getattr(thing, "name", otherwise)
-
-
-def possible(**given) -> None:
-    """BadInput for the first of name=(value, whether it is possible, what would be right) that is not."""
-    for name, (value, ok, right) in given.items():
-        if not ok:
-            raise BadInput(f"{name} = {value} is impossible: {right} would be right.")
 
 
 def token_ids(prompt) -> list[int]:
@@ -26,13 +19,6 @@ def token_ids(prompt) -> list[int]:
         raise BadInput(f"The prompt is an array of {ids.dtype} of shape {ids.shape}: one sequence of whole numbers, "
                        "shape (n,), would be right.")
     return ids.tolist()
-
-
-def whole(name: str, value, least: int) -> int:
-    """value as an int; BadInput that says `name` unless it is a whole number and not below `least`."""
-    if not value >= least or value != value // 1:            # NaN is neither
-        raise BadInput(f"{name} = {value} is impossible: a whole number, {least} or more, would be right.")
-    return int(value)
 
 
 def budget(target, tokens, n_new):

@@ -34,17 +34,22 @@ def checked(name: str, value, low: float = -math.inf, high: float = math.inf, *,
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise BadInput(f"{name} is {brief(value)} but must be a number") from None
-    if whole:
-        high = min(high, 2.0**53)  # beyond, float64 does not tell whole numbers apart
-    possible = (array > low if above else array >= low) & (array <= high) & np.isfinite(array)
+    most = min(high, 2.0**53) if whole else high  # beyond, float64 does not tell whole numbers apart
+    possible = (array > low if above else array >= low) & (array <= most) & np.isfinite(array)
     if whole:
         possible &= array == np.floor(array)
     if not np.all(possible):
         kind = "a whole number" if whole else "a number"
         words = [f"above {low:g}" if above else f"of at least {low:g}"] if low > -math.inf else []
-        words += [f"at most {high:g}"] if high < math.inf else []
-        require(False, name, float(array[~possible].flat[0]), " ".join([kind, " and ".join(words)]).strip())
+        first = float(array[~possible].flat[0])
+        words += [f"at most {most:g}"] if high < math.inf or most < first < math.inf else []
+        require(False, name, first, " ".join([kind, " and ".join(words)]).strip())
     return array.astype(np.int64) if whole else array
+
+
+def whole(name: str, value, low: int) -> int:
+    """`value` as an int; BadInput unless it is a whole number of at least `low`."""
+    return int(checked(name, value, low, whole=True))
 
 
 def brief(value) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from lab.support.errors import BadInput
+from lab.support.errors import BadInput, require
 from lab.models.pending import Pending, check_room, check_settled, checked_ids
 from lab.toy.cache import KVCache
 from llm_math import ModelShape
@@ -39,8 +39,7 @@ class Config:
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "max_length"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} = {getattr(self, name)} is impossible: 1 or more would be right.")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         if self.n_heads % self.n_kv_heads:
             raise BadInput(f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: each KV head serves "
                            "the same number of query heads.")

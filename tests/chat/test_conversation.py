@@ -353,7 +353,7 @@ def test_where_the_system_tells_nothing_it_is_unknown(tables):
     (["--cold-table"], "--cold-table needs a --table"), (["--table-io", "ram"], "--table-io ram needs a --table"),
     (["--top-p", "0.5"], "--top-p shapes what tokens are drawn from"),
     (["--gamma", "0", "--check"], "--gamma 0 drafts nothing"), (["--max-new-tokens", "0"], "--max-new-tokens must be"),
-    (["--temperature", "-1"], "temperature = -1.0 is impossible"), (["--table"], "--table needs a value"),
+    (["--temperature", "-1"], "temperature is -1"), (["--table"], "--table needs a value"),
     (["--frob"], "unknown flag --frob"), (["--check", "hello"], '--check takes no value, so "hello"'),
     (["--target", "toy:huge"], "No trained toy model"),
     (["--target", "toy:small", "--system", "x"], "has no chat template"),

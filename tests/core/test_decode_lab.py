@@ -215,10 +215,10 @@ def test_impossible_drafts_are_refused_in_one_sentence(case):
 
 
 @pytest.mark.parametrize("arguments, named", [
-    (dict(prompt=[]), "no tokens"), (dict(n_new=0), "n_new = 0"), (dict(n_new=-3), "-3"),
+    (dict(prompt=[]), "no tokens"), (dict(n_new=0), "n_new is 0"), (dict(n_new=-3), "-3"),
     (dict(gamma=-1), "-1"),
     (dict(gamma=np.int64(-1)), "-1"), (dict(gamma=lambda run: -1), "-1"), (dict(prompt=[1, V]), str(V)),
-    (dict(prompt=[-1]), "-1"), (dict(temperature=-0.1), "temperature = -0.1"), (dict(prompt=[1] * 40), "40"),
+    (dict(prompt=[-1]), "-1"), (dict(temperature=-0.1), "temperature is -0.1"), (dict(prompt=[1] * 40), "40"),
 ])
 def test_impossible_arguments_are_refused_before_the_first_forward(arguments, named):
     target = script(TEXT, V, max_length=40)

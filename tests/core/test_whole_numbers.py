@@ -15,13 +15,13 @@ DRAFTERS = {"lookup": SuffixLookup, "model": lambda: ModelDrafter(random_decoder
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("gamma, named", [
-    (1.33, "gamma = 1.33"), (NAN, "gamma = nan"), (float("inf"), "gamma = inf"), (-0.5, "gamma = -0.5"),
-    (lambda run: 1 + len(run.rounds) / 3, "gamma = 1.33"), (lambda run: run.alpha, "gamma = nan"),
-    (lambda run: float("inf"), "gamma = inf"), (lambda run: np.float32(2.5), "gamma = 2.5")])
+    (1.33, "gamma is 1.33"), (NAN, "gamma is nan"), (float("inf"), "gamma is inf"), (-0.5, "gamma is -0.5"),
+    (lambda run: 1 + len(run.rounds) / 3, "gamma is 1.33"), (lambda run: run.alpha, "gamma is nan"),
+    (lambda run: float("inf"), "gamma is inf"), (lambda run: np.float32(2.5), "gamma is 2.5")])
 def test_a_gamma_that_is_no_whole_number_is_refused_by_name(drafter, gamma, named):
     with pytest.raises(BadInput, match=named) as error:
         speculative_generate(random_decoder(6, 1), DRAFTERS[drafter](), [1, 2, 1], 40, gamma)
-    assert str(error.value).endswith("would be right.") and "\n" not in str(error.value)
+    assert str(error.value).count(" but must be ") == 1 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("n_new", [2.5, NAN, float("inf"), 0, -1, 0.5])
@@ -29,7 +29,7 @@ def test_an_n_new_that_is_no_whole_number_is_refused_by_name(n_new):
     for generate in (lambda target: autoregressive_generate(target, [1], n_new),
                      lambda target: speculative_generate(target, SuffixLookup(), [1], n_new, 2)):
         target = random_decoder(6, 1)
-        with pytest.raises(BadInput, match=f"n_new = {n_new}"):
+        with pytest.raises(BadInput, match=f"n_new is {n_new}"):
             generate(target)
         assert target.forwards == 0
 

@@ -363,7 +363,7 @@ def test_n_gram_statistics_learn_what_the_middle_kept():
 
 @pytest.mark.parametrize("inner_gamma", [-1, 1.5, float("nan"), float("inf")])
 def test_an_impossible_inner_gamma_is_refused(inner_gamma):
-    with pytest.raises(BadInput, match="inner_gamma = "):
+    with pytest.raises(BadInput, match="inner_gamma is "):
         CascadeDrafter(random_decoder(6, 1), PromptLookup(), inner_gamma)
 
 

@@ -194,7 +194,7 @@ def test_a_refused_token_is_neither_copied_nor_missed(make):
 
 
 def test_min_match_below_one_is_refused():
-    with pytest.raises(BadInput, match="min_match = 0"):
+    with pytest.raises(BadInput, match="min_match is 0"):
         SuffixLookup(0)
 
 

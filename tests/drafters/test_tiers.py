@@ -286,9 +286,9 @@ def test_a_table_of_another_tokenizer_is_refused_before_the_first_forward():
 
 
 @pytest.mark.parametrize("options, named", [
-    (dict(price=-0.1), "price = -0.1"), (dict(price=1.5), "price = 1.5"), (dict(price=float("nan")), "price = nan"),
-    (dict(discount=0), "discount = 0"), (dict(discount=1.1), "discount = 1.1"), (dict(weight=0), "weight = 0"),
-    (dict(min_count=0), "min_count = 0"), (dict(lookup=None, name="mine"), "mine has neither"),
+    (dict(price=-0.1), "price is -0.1"), (dict(price=1.5), "price is 1.5"), (dict(price=float("nan")), "price is nan"),
+    (dict(discount=0), "discount is 0"), (dict(discount=1.1), "discount is 1.1"), (dict(weight=0), "weight is 0"),
+    (dict(min_count=0), "min_count is 0"), (dict(lookup=None, name="mine"), "mine has neither"),
 ])
 def test_impossible_values_are_one_sentence(options, named):
     with pytest.raises(BadInput, match=named):
