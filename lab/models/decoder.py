@@ -39,6 +39,7 @@ class HFDecoder:
     """
 
     random = False  # True for drawn weights: times are real, acceptance means nothing
+    tree_as_paths = False  # until `_admit` has looked
     moves = 0
 
     def __init__(self, model, tokenizer=None, name: str = "model", image_processor=None):
@@ -287,7 +288,7 @@ class HFDecoder:
 
 def _eos_ids(model, tokenizer) -> tuple[int, ...]:
     """Every id at which generation stops, sorted."""
-    found = set()
+    found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
