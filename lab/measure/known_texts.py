@@ -80,7 +80,8 @@ class Remembered(_Held):
 
     def __init__(self, model, shared: Remembered | None = None):
         super().__init__(model)
-        self.model, self._shared, self._known = model, shared, {}
+        self.model, self._shared = model, shared
+        self._known: dict[tuple, np.ndarray] = {}
         self._inside: list[int] = []                           # what the model's own cache has committed
         self._nodes: list[tuple[int, int]] = []                # and what it was sent since: (token, parent)
         model.rewind(0)
