@@ -47,7 +47,12 @@ def OneOf(*names: str):
 
     A flag may spell a name with other capitals, and with spaces or underscores for hyphens.
     """
-    return Annotated[str, Rule("one of the known names", lambda x: x in names, tuple(names))]
+    return Annotated[str, choice(*names)]
+
+
+def choice(*names: str) -> Rule:
+    """The rule of OneOf(*names). A type checker accepts no call as a type, but Annotated[str, choice(*names)]."""
+    return Rule("one of the known names", lambda x: x in names, names)
 
 
 def flags(cls, argv: Sequence[str], prog: str, title: str = ""):
