@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from lab.support.checks import budget, check_draft, name_of, one_sampler, possible, token_ids, whole
+from lab.support.errors import BadInput
 
 Array = Any                      # a numpy array, or a tensor on whatever device the model lives on
 

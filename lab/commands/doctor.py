@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Iterable
 
 import console
+from console import print_table, print_text
 from lab.models import unpacked
 from lab.models.finding import find_models
-from console import print_table, print_text
 from lab.support import host, packages
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import Round, Run
 from lab.support.checks import possible, whole
+from lab.support.errors import BadInput
 
 
 class DraftLength(ABC):

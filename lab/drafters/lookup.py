@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lab.support.errors import BadInput
 from decode_lab import Draft
+from lab.support.errors import BadInput
 
 
 def copied(tokens, at: int | None, gamma: int, boundary: Collection[int], source: str) -> Draft:

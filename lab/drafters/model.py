@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import Decoder, Draft, Sampler, draw, name_of, prefill, to_numpy
 from lab.support.checks import possible
+from lab.support.errors import BadInput
 
 PREFILL_FROM = 16                                  # tokens: fewer are sent at once, logits and all
 

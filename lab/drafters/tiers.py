@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Literal
 
-from lab.support.errors import BadInput
 from decode_lab import Draft, Drafter
 from lab.drafters.lookup import SuffixLookup
 from lab.drafters.model import check_vocabulary
 from lab.support.checks import possible
+from lab.support.errors import BadInput
 
 
 def tier_name(order: int) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import Decoder, Draft, Sampler, draw, residual, to_numpy
 from lab.drafters.model import FromModel, fit_row
+from lab.support.errors import BadInput
 
 
 class TreeShape:

@@ -20,10 +20,10 @@ from unittest import mock
 import numpy as np
 from transformers.generation import CandidateGenerator
 
-from lab.support.errors import BadInput
 from decode_lab import Draft, Drafter, Round, Run, Sampler, name_of
 from lab.drafters.model import check_vocabulary
 from lab.models.pending import checked_ids
+from lab.support.errors import BadInput
 
 
 @dataclass

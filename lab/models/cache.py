@@ -6,6 +6,8 @@ import copy
 import inspect
 
 import lab.models.versions  # noqa: F401  (first: it refuses a transformers that is too old)
+
+# isort: split
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer

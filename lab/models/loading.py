@@ -16,7 +16,6 @@ from lab.models.files import check_folder
 from lab.models.finding import DTYPES, locate
 from lab.models.kernels import packed
 
-
 # Nothing is fetched while loading, and no code of a folder's own is run, or asked about.
 LOCAL: dict = dict(local_files_only=True, trust_remote_code=False)
 

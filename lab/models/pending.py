@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import name_of
+from lab.support.errors import BadInput
 
 
 def checked_ids(model, tokens) -> np.ndarray:

@@ -16,8 +16,8 @@ from functools import lru_cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from lab.support.errors import BadInput
 from lab.models.pending import Pending, check_room, check_settled, checked_ids
+from lab.support.errors import BadInput
 from lab.toy.cache import KVCache
 from llm_math import ModelShape
 

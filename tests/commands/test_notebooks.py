@@ -7,8 +7,8 @@ import nbformat
 import pytest
 
 import console
-from lab.commands import notebooks
 from lab.__main__ import demos
+from lab.commands import notebooks
 
 DEMOS = list(demos().values())
 NAMES = [path.stem for path in DEMOS]

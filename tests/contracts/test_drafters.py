@@ -4,14 +4,14 @@ import inspect
 
 import numpy as np
 import pytest
-from minimal import MinimalDecoder, MinimalDrafter
-from registry import DRAFTERS, logits_like
 
 from console import BadInput
 from decode_lab import Drafter, Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.lookup import SuffixLookup
 from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import Counted, FakeDecoder, ScriptedDrafter, one_hot, random_decoder, table_logits
+from minimal import MinimalDecoder, MinimalDrafter
+from registry import DRAFTERS, logits_like
 
 V, PROMPT = 6, [2, 3, 2, 1, 2, 3]
 

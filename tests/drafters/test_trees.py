@@ -4,12 +4,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from loops import PROMPT, TEXT, V, Watched, check, one_sentence
 
 from console import BadInput
 from decode_lab import Sampler, tree_generate
 from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape, tokens_to
 from lab.measure.scripted import ScriptedDrafter, random_decoder, script, tree
+from loops import PROMPT, TEXT, V, Watched, check, one_sentence
 
 # -- trees ---------------------------------------------------------------------------------------------------
 

