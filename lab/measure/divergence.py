@@ -1,4 +1,4 @@
-"""Where a greedy text differs from plain decoding's, and whether rounding explains it, by a reading on the model itself."""
+"""Where a greedy text differs from plain decoding's, and whether rounding explains it, as measured on the model."""
 
 from __future__ import annotations
 

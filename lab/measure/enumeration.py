@@ -1,7 +1,7 @@
 """Exact distributions by enumeration: every way that the random choices of a run can fall, with its probability.
 
-`outcomes(function)` calls function(rng) once per way; `exact` is what plain sampling gives. So a distribution is summed,
-not sampled, and a loop, a rule or a drafter can be shown to be lossless to rounding.
+`outcomes(function)` calls function(rng) once per way; `exact` is what plain sampling gives. So a distribution is
+summed, not sampled, and a loop, a rule or a drafter can be shown to be lossless to rounding.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class _Held:
 class KnownText(_Held):
     """A decoder whose greedy continuation is a text known beforehand, whatever the tokens it is sent.
 
-    A greedy text depends on the target alone, not on how it was drafted. So the rounds that a drafter makes on it can be
-    counted from the text, without a forward of the target; only the rows on the text's own path are ever read.
+    A greedy text depends on the target alone, not on how it was drafted. So the rounds that a drafter makes on it can
+    be counted from the text, without a forward of the target; only the rows on the text's own path are ever read.
 
     text: ids, prompt and continuation. model: the decoder that wrote it, whose vocabulary and names are taken over.
     """

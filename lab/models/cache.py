@@ -120,8 +120,9 @@ class GrowingLayer(DynamicLayer):
 class ModelCache:
     """A transformers cache as rows with positions: append, select, truncate, settle; and back to a mark.
 
-    rows: how many are in use in each attention layer. positions: (rows,), each row's position in the sequence. recorded:
-    some layers hold a state, which goes back through its recorded past as far as the last `settle` and no further.
+    rows: how many are in use in each attention layer. positions: (rows,), each row's position in the sequence.
+    recorded: some layers hold a state, which goes back through its recorded past as far as the last `settle` and no
+    further.
     hf: the transformers cache itself, for the model's forward.
     """
 

@@ -105,12 +105,14 @@ def _tried(target: HFDecoder) -> str:
         return str(error)
     try:
         wanted = target.model(input_ids=ids, use_cache=False).logits.float()
-        given = with_layers(target.model, layers, list(range(len(layers))))(input_ids=ids, use_cache=False).logits.float()
+        again = with_layers(target.model, layers, range(len(layers)))
+        given = again(input_ids=ids, use_cache=False).logits.float()
         if not bool((given - wanted).square().mean().sqrt() <= ALLOWED.get(target.dtype, 0.3) * wanted.std()):
             return "all of them together do not give what the model gives"
         other = next((i for i, kind in enumerate(types) if kind != "conv"), 1)
         kept = sorted({0, min(other, len(layers) - 1)})
-        HFDecoder(with_layers(target.model, [_renumbered(layers[i], j) for j, i in enumerate(kept)], kept), name="a part")
+        part = [_renumbered(layers[i], j) for j, i in enumerate(kept)]
+        HFDecoder(with_layers(target.model, part, kept), name="a part")
     except Exception as error:                                   # a model's own code may raise anything
         return f"two of them do not make a model ({first_line(error).rstrip('.')})"
     return ""

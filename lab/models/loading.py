@@ -91,7 +91,8 @@ def _load_folder(path: Path, weights: torch.dtype):
         path, dtype=weights, output_loading_info=True, **LOCAL))
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if missing:
-        raise BadInput(f'"{path}" lacks {len(missing)} of the weights that its config.json asks for, such as {missing[0]}')
+        raise BadInput(f'"{path}" lacks {len(missing)} of the weights that its config.json asks for, '
+                       f"such as {missing[0]}")
     notes = (f"{path.name}: {len(unused)} of the weights are read by no layer, such as {unused[0]}.",) if unused else ()
     return model, tokenizer, _image_processor(path) if composite else None, notes
 

@@ -47,7 +47,7 @@ class _Blocked(nn.Module):
 
 
 def quantized(target: HFDecoder, scheme: str, head: bool = True) -> Quantized:
-    """A copy of the target whose Linear weights are rounded as lab.models.quant rounds them, and dequantized: own cache.
+    """A copy of the target whose Linear weights are rounded as lab.models.quant rounds them, dequantized; own cache.
 
     scheme: "int8", "int4-g32" and the like. Rounded is the weight of every Linear module: those inside the layers, and
     with head=True the output head. An input embedding stays, also where the head is tied to it; so do norms, biases and
@@ -121,7 +121,7 @@ def _codes(weight, how: Scheme):
 
 
 def _bytes_with(target, linears, sizes) -> int:
-    """Bytes that a forward over one token reads, where the weights of `linears` take these sizes instead of their own."""
+    """Bytes that a forward over one token reads, where the weights of `linears` take these sizes, not their own."""
     read = read_bytes(target.model)
     rest = dict(read)
     for linear in linears:
@@ -220,4 +220,5 @@ def integer_kernels(target: HFDecoder, scheme: str, head: bool = True) -> Quanti
     model = _replaced(target, lambda linear: _Integer(linear, how, dtype), head, f"{scheme} packing of {target.name}")
     packed_bytes = _bytes_with(target, linears, [_integer_bytes(linear.weight, how) for linear in linears])
     own = [module.bytes for module in model.modules() if isinstance(module, _Integer)]
-    return Quantized(target, model, f"{target.name} in {scheme} kernels", packed_bytes, _bytes_with(target, linears, own))
+    streamed = _bytes_with(target, linears, own)
+    return Quantized(target, model, f"{target.name} in {scheme} kernels", packed_bytes, streamed)

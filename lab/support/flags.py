@@ -274,8 +274,8 @@ def _docs_in(body: list, lines: list[str]) -> dict[str, str]:
     for node, after in zip(body, body[1:] + [None]):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        last = lines[(node.end_lineno or node.lineno) - 1]
-        comment = re.search(r"\s#\s*(.*)$", last[node.end_col_offset:]) or re.match(r"\s*#\s*(.*)$", lines[node.lineno - 2])
+        behind = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset:]
+        comment = re.search(r"\s#\s*(.*)$", behind) or re.match(r"\s*#\s*(.*)$", lines[node.lineno - 2])
         below = after.value if isinstance(after, ast.Expr) else None
         if isinstance(below, ast.Constant) and isinstance(below.value, str):
             docs[node.target.id] = " ".join(below.value.split())

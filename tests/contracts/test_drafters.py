@@ -74,7 +74,7 @@ def run(kind, target, n_new, gamma=3, seed=0, rng=None, prompt=PROMPT, **options
     forwards = target.forwards
     tokens, report = speculative_generate(target, Watched(drafter, target, models.values()), prompt, n_new, gamma,
                                           rng=rng, **options)
-    assert target.forwards - forwards == len(report.rounds) + (len(prompt) > 1), "one forward per round, and the prefill"
+    assert target.forwards - forwards == len(report.rounds) + (len(prompt) > 1), "one a round, and the prefill"
     assert report.n_tokens == len(tokens) - len(prompt) == len(report.rounds) + report.accepted
     return tokens.tolist(), report, models
 

@@ -1,4 +1,4 @@
-"""Methods, turns, costs and predictions on small random models: against the loops, a forward without a cache, by hand."""
+"""Methods, turns, costs and predictions on small random models: against the loops, an uncached forward, by hand."""
 
 import numpy as np
 import pytest

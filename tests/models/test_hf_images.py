@@ -1,4 +1,4 @@
-"""Images in lab/models/images.py: a small random LFM3-VL from a folder, against transformers' own forward and generate."""
+"""Images in lab/models/images.py: a small random LFM3-VL from a folder, against transformers' own functions."""
 
 import io
 import json
