@@ -29,20 +29,20 @@ from lab.support.cells import Cell, cells, demo_card
 from lab.support.claims import Claim, claim
 from lab.support.errors import HELP, BadInput, nearest, require, unknown
 from lab.support.files import reason, writable, writable_folder, write_bytes, write_text
-from lab.support.flags import (Alpha, Count, Fraction, NonNegative, OneOf, Positive, Rule, Share, Within, as_words, flags,
-                               instance, is_number, parsed)
+from lab.support.flags import (Alpha, Count, Fraction, NonNegative, OneOf, Positive, Rule, Share, Within, as_words,
+                               flags, instance, is_number, parsed)
 from lab.support.host import host, versions
 from lab.support.output import WIDTH, end_quietly, exit_with, flush, in_notebook, put
 from lab.support.text import fmt_bytes, fmt_count, fmt_time, significant
 from lab.support.widgets import sliders
 
 __all__ = [
-    "Alpha", "BadInput", "Cell", "Claim", "Count", "Fraction", "HELP", "NonNegative", "OUT", "OneOf", "Positive", "ROOT",
-    "Rule", "Share", "WIDTH", "WORK", "Within", "assumptions", "cells", "columns", "demo_card", "end_quietly", "exit_with",
-    "figure", "flags", "flush", "fmt_bytes", "fmt_count", "fmt_time", "host", "in_notebook", "is_number", "nearest", "observe",
-    "out_folder", "print_claim", "print_header", "print_table", "print_text", "progress", "put", "record",
-    "record_samples", "require", "run_demo", "sliders", "subplots", "unknown", "versions", "within", "write_bytes",
-    "write_text"]
+    "Alpha", "BadInput", "Cell", "Claim", "Count", "Fraction", "HELP", "NonNegative", "OUT", "OneOf", "Positive",
+    "ROOT", "Rule", "Share", "WIDTH", "WORK", "Within", "assumptions", "cells", "columns", "demo_card", "end_quietly",
+    "exit_with", "figure", "flags", "flush", "fmt_bytes", "fmt_count", "fmt_time", "host", "in_notebook", "is_number",
+    "nearest", "observe", "out_folder", "print_claim", "print_header", "print_table", "print_text", "progress", "put",
+    "record", "record_samples", "require", "run_demo", "sliders", "subplots", "unknown", "versions", "within",
+    "write_bytes", "write_text"]
 
 ROOT = Path(__file__).resolve().parent
 # Where out/ and results/ go: the lab's folder, or the current one where only an installed copy of the lab is run.
@@ -142,7 +142,8 @@ def assumptions(cls):
     if run.script and run.path is not None:
         title = demo_card(run.path).get("title", "")
         try:
-            values = parsed(cls, sys.argv[1:], f"python {Path(sys.argv[0]).as_posix()}", title, run.source, with_json=True)
+            command = f"python {Path(sys.argv[0]).as_posix()}"
+            values = parsed(cls, sys.argv[1:], command, title, run.source, with_json=True)
         except SystemExit:  # after --help: there is nothing to narrate or record
             run.failed = True
             raise

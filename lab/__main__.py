@@ -229,9 +229,9 @@ def _print_results(results: list[tuple]) -> None:
         for observation in observations:
             if not observation["holds"]:
                 reading = ", a reading of this machine" if observation["measured"] else ""
-                console.print_claim(console.Claim(
-                    f"{observation['text']} ({name[:2]}{reading})", observation["holds"], observation.get("not_judged", ""),
-                    bounded="value" in observation))
+                text = f"{observation['text']} ({name[:2]}{reading})"
+                console.print_claim(console.Claim(text, observation["holds"], observation.get("not_judged", ""),
+                                                  bounded="value" in observation))
 
 
 def fetch(words: list[str]) -> int:

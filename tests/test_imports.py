@@ -64,8 +64,8 @@ def test_imports_go_one_way():
 
 
 def test_nothing_imports_a_demo():
-    numbered = [f"{name_of(path)}: {line.strip()}" for path in FILES for line in path.read_text(encoding="utf-8").splitlines()
-                if "import_module(" in line and "lab." in line]
+    lines = [(path, line) for path in FILES for line in path.read_text(encoding="utf-8").splitlines()]
+    numbered = [f"{name_of(path)}: {line}" for path, line in lines if "import_module(" in line and "lab." in line]
     assert numbered == []  # a name that begins with a digit can be imported in no other way
 
 

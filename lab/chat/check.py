@@ -28,6 +28,7 @@ def compared(decoder, plain: list[int], other: list[int], n_prompt: int, sampler
         return f"plain decoding writes another text from token {at} of the answer on: a bug.", True
     from lab.measure.divergence import explain_divergence
     found = explain_divergence(decoder, plain, other, sampler)
+    assert found is not None                 # the texts differ
     tokens = ["its end" if token is None or token in decoder.eos else repr(decoder.decode([token]))
               for token in (found.plain, found.other)]
     return (f"plain decoding writes another text from token {found.position - n_prompt + 1} of the answer on, "
@@ -39,18 +40,19 @@ def compared(decoder, plain: list[int], other: list[int], n_prompt: int, sampler
 def bench(chat: Chat, message: str) -> None:
     """Time plain and drafted decoding in turn, in this process, and print what came out."""
     prompt, settings = chat.prompt(message), chat.settings
-    made: dict[str, list] = {"plain": [], "drafted": []}
+    made: dict[str, list[tuple[np.ndarray, Run]]] = {"plain": [], "drafted": []}
     for k in progress(range(RUNS + 1), "plain and drafted in turn"):
         for name in list(made)[::-1 if k % 2 else 1]:
             options = dict(rng=np.random.default_rng(settings.seed), sampler=chat.sampler, eos=chat.model.eos)
             if name == "plain":
-                found = autoregressive_generate(chat.model, prompt, settings.max_new_tokens, **options)
+                made[name].append(autoregressive_generate(chat.model, prompt, settings.max_new_tokens, **options))
             else:
                 before, cold = disk.io_use(), chat.open_tables()
-                found = speculative_generate(chat.model, chat.drafter(), prompt, settings.max_new_tokens,
-                                             settings.gamma, **options)
+                drafter = chat.drafter()
+                assert drafter is not None   # `checked` refuses --bench with --gamma 0
+                made[name].append(speculative_generate(chat.model, drafter, prompt, settings.max_new_tokens,
+                                                       settings.gamma, **options))
                 used = disk.io_use() - before
-            made[name].append(found)
     made = {name: found[1:] for name, found in made.items()}     # without the warm-up
     base, rows = [run.per_token for _, run in made["plain"]], []
     for name, found in made.items():
@@ -63,14 +65,15 @@ def bench(chat: Chat, message: str) -> None:
                      1e3 * median(r.verify_s for r in later),
                      median(b / run.per_token for b, run in zip(base, runs))])
     times = ["tokens/s", "TTFT, ms", "draft, ms", "verify, ms", "speedup"]
-    print_table("compared", ["", "tokens", "tokens/s", "TTFT, ms", "tau", "drafts", "alpha", "draft, ms", "verify, ms", "speedup"],
-                rows, measured=times, formats={"tokens": "g", "tau": ".2f", "drafts": ".1f", "alpha": ".2f",
-                                               "speedup": ".2f"},
+    columns = ["", "tokens", "tokens/s", "TTFT, ms", "tau", "drafts", "alpha", "draft, ms", "verify, ms", "speedup"]
+    formats = {"tokens": "g", "tau": ".2f", "drafts": ".1f", "alpha": ".2f", "speedup": ".2f"}
+    print_table("compared", columns, rows, measured=times, formats=formats,
                 title=f"{chat.model.name}, medians of {RUNS} runs in turn; drafts and times of a round")
     tiers = made["drafted"][0][1].by_source                      # the same in every run
     if tiers:
-        print_table("tiers", ["tier", "tested", "accepted", "share"], [[name, t, a, a / t] for name, (t, a) in tiers.items()],
-                    title="Acceptance by tier", formats={"share": ".2f"})
+        rows = [[name, tested, accepted, accepted / tested] for name, (tested, accepted) in tiers.items()]
+        print_table("tiers", ["tier", "tested", "accepted", "share"], rows, title="Acceptance by tier",
+                    formats={"share": ".2f"})
     if chat.tables:
         note(io_line(chat.tables, [type(table.use)() for table in chat.tables], used,
                      cold if settings.cold_table else None))

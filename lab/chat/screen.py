@@ -39,7 +39,8 @@ class Pieces:
     """The text of a growing sequence, piece by piece: a character's bytes may come in several tokens."""
 
     def __init__(self, decode: Callable[[list[int]], str]):
-        self.decode, self.tokens, self._start, self._end = decode, [], 0, 0
+        self.decode, self._start, self._end = decode, 0, 0
+        self.tokens: list[int] = []
 
     def add(self, token: int) -> str:
         """What this token adds to the text; "" in the middle of a character."""
@@ -69,7 +70,8 @@ class Screen:
 
     def __init__(self, model, show_drafts: bool):
         self.eos, self.show_drafts, self.width = frozenset(model.eos), show_drafts, console.columns()
-        self._pieces, self._column, self._word, self._gap, self._waiting = Pieces(model.decode), 0, [], "", False
+        self._pieces, self._column, self._gap, self._waiting = Pieces(model.decode), 0, "", False
+        self._word: list[tuple[str, str]] = []            # (text, style) of the word that is growing
 
     def wait(self, text: str) -> None:
         """On a terminal, a line that stays until the answer begins."""
@@ -124,7 +126,7 @@ class Screen:
     def _flush(self) -> None:
         """Write the word that has grown until now, on a new line where it does not fit."""
         length = sum(cell_len(text) for text, _ in self._word)
-        if self._word:
+        if self._word and self.width:
             if self._column and self._column + len(self._gap) + length > self.width:
                 put("\n")
                 self._column, self._gap = 0, ""

@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from console import BadInput, Count, NonNegative, OneOf
+from console import BadInput, Count, NonNegative
 from decode_lab import Sampler
+from lab.support.flags import choice
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,11 @@ class Settings:
     system: str = ""                 # what the model is told before the conversation
     target: str = "smollm2-135m"     # the model: a known name, a folder, a .gguf file, a hub id, or toy
     device: str = "auto"             # auto, cpu, cuda, cuda:1, ...
-    dtype: OneOf("float32", "bfloat16", "float16") = "float32"  # of the weights.
+    dtype: Annotated[str, choice("float32", "bfloat16", "float16")] = "float32"  # of the weights.
     max_new_tokens: Count = 512      # tokens of an answer, at most
     gamma: NonNegative = 10          # tokens drafted a round, at most; 0 is plain decoding
     table: tuple[str, ...] = ()      # n-gram tables of the model's tokenizer, such as a trigram and a bigram
-    table_io: OneOf("mmap", "ram") = "mmap"  # tables are mapped, or read whole at the start.
+    table_io: Annotated[str, choice("mmap", "ram")] = "mmap"  # tables are mapped, or read whole at the start.
     cold_table: bool = False         # before each answer the system drops the tables from memory
     show_drafts: bool = False        # also show the drafts that were rejected, struck through
     check: bool = False              # decode each answer plainly too: both must be the same text
@@ -37,7 +39,9 @@ class Settings:
 
 def gathered(argv: Sequence[str], *flags: str) -> list[str]:
     """argv with each of these flags once, behind it all values that it was given: they may be repeated."""
-    rest, values, taker = [], {flag: [] for flag in flags}, None
+    rest: list[str] = []
+    values: dict[str, list[str]] = {flag: [] for flag in flags}
+    taker: list[str] | None = None
     for word in argv:
         flag, equals, value = word.partition("=")
         if word.startswith("--"):

@@ -10,6 +10,7 @@ def run(words: list[str]) -> int:
     if words:
         raise BadInput(f'clean takes nothing after it, so "{words[0]}" is not possible there')
     folder, freed = unpacked.cache_folder(), unpacked.clean()
-    console.print_text(f"{console.fmt_bytes(freed)} of unpacked models deleted from" if freed else "No unpacked models in")
+    found = f"{console.fmt_bytes(freed)} of unpacked models deleted from" if freed else "No unpacked models in"
+    console.print_text(found)
     print(folder)  # not wrapped, so that it can be copied
     return 0

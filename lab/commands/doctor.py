@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Iterable
 
 import console
+from console import print_table, print_text
 from lab.models import unpacked
 from lab.models.finding import find_models
-from console import print_table, print_text
 from lab.support import host, packages
 
 
@@ -116,11 +116,12 @@ def _print_toy() -> None:
         try:
             holds = toy.load_params("large")[1].max_length
         except Exception as error:  # a damaged file fails in any way
-            print_text(f"The toy models of demos 01 to 13 cannot be read ({str(error).strip() or type(error).__name__}): "
-                       "the files in lab/toy/weights as the repository has them would be right.")
+            why = str(error).strip() or type(error).__name__
+            print_text(f"The toy models of demos 01 to 13 cannot be read ({why}): the files in "
+                       "lab/toy/weights as the repository has them would be right.")
             return
-        print_text(f"The toy models of demos 01 to 13 were trained on texts of up to {toy.TRAINED_LENGTH} tokens and hold "
-                   f"{holds}.")
+        print_text(f"The toy models of demos 01 to 13 were trained on texts of up to {toy.TRAINED_LENGTH} tokens and "
+                   f"hold {holds}.")
 
 
 def _print_models() -> None:

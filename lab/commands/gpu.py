@@ -26,7 +26,7 @@ from lab import __main__ as front
 RESULTS = console.WORK / "results"
 MINUTES = 8.0  # for all runs together
 DEMOS = range(14, 19)
-SETTINGS = ([], ["--random-weights", "pythia-2.8b", "--dtype", "bfloat16"])
+SETTINGS: tuple[list[str], ...] = ([], ["--random-weights", "pythia-2.8b", "--dtype", "bfloat16"])
 
 
 def run(argv: list[str]) -> int:
@@ -43,8 +43,8 @@ def run(argv: list[str]) -> int:
         # Without --random-weights a run would be the one with the default target again.
         knows = {number: path for number, path in available.items()
                  if not setting or setting[0] in front.flags_of(path)}
-        given = front.shared_out([*setting, *flags], knows) if knows else {}
-        runs += [(number, given[number]) for number in knows]
+        shares = front.shared_out([*setting, *flags], knows) if knows else {}
+        runs += [(number, shares[number]) for number in knows]
     rows, end = [], time.monotonic() + 60 * MINUTES
     folder.mkdir(parents=True, exist_ok=True)
     for number, given in runs:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import console
-from lab.support.errors import BadInput
 from lab.__main__ import child_environment, demos, entry, selected
+from lab.support.errors import BadInput
 
 FOLDER = console.ROOT / "notebooks"
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -106,7 +106,7 @@ def fingerprint(record: dict) -> str:
 
 def picture_fingerprint() -> str:
     from PIL import Image
-    return Image.open(PICTURE).text.get("fingerprint", "")
+    return Image.open(PICTURE).info.get("fingerprint", "")
 
 
 def main():

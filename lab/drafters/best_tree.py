@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from lab.drafters.trees import TreeShape
+from lab.support.errors import BadInput
 
 
 def draft_ranks(logits, tokens) -> np.ndarray:

@@ -7,9 +7,9 @@ from time import perf_counter
 
 import numpy as np
 
-from lab.support.errors import BadInput, whole
 from decode_lab import Decoder, Draft, Drafter, Round, Run, Sampler, name_of, verify
 from lab.drafters.model import ModelDrafter, check_vocabulary, fit_row
+from lab.support.errors import BadInput, whole
 
 
 class CascadeDrafter(ModelDrafter):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lab.support.errors import BadInput, whole
 from decode_lab import Draft
+from lab.support.errors import BadInput, whole
 
 
 def copied(tokens, at: int | None, gamma: int, boundary: Collection[int], source: str) -> Draft:
@@ -67,8 +67,8 @@ class SuffixLookup:
     nothing longer matched either, as here; where there is none yet, the first. Noting that costs one assignment a token
     (the latest of all would cost a walk), and on the real target's text neither the first nor the latest accepted more.
 
-    matched: tokens of the match at the end of the sequence, 0 for none; known after the prompt, after each round (so that
-    a policy can read it), and after each proposal for the text that it was asked behind.
+    matched: tokens of the match at the end of the sequence, 0 for none; known after the prompt, after each round (so
+    that a policy can read it), and after each proposal for the text that it was asked behind.
     """
 
     def __init__(self, min_match: int = 1, boundary: Collection[int] = (), name: str = "suffix automaton"):

@@ -44,8 +44,9 @@ class NgramDrafter:
     first guess is n / (n + 2), as a copy that held for long tends to hold on.
     """
 
-    def __init__(self, tables: Sequence = (), lookup: Drafter | None | Literal["suffixes"] = "suffixes", *, price: float = 0.02,
-                 discount: float = 0.99, weight: float = 1.0, min_count: int = 1, name: str = "n-gram tiers"):
+    def __init__(self, tables: Sequence = (), lookup: Drafter | Literal["suffixes"] | None = "suffixes", *,
+                 price: float = 0.02, discount: float = 0.99, weight: float = 1.0, min_count: int = 1,
+                 name: str = "n-gram tiers"):
         require(0 <= price <= 1, "price", price, "0 (drafts whatever there is) to 1")
         require(0 < discount <= 1, "discount", discount, "above 0 and at most 1")
         require(0 < weight < float("inf"), "weight", weight, "above 0")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import Decoder, Draft, Sampler, draw, residual, to_numpy
 from lab.drafters.model import FromModel, fit_row
+from lab.support.errors import BadInput
 
 
 class TreeShape:
@@ -124,7 +124,8 @@ class ConfidentTreeDrafter(TreeDrafter):
     def __init__(self, model: Decoder, n_nodes: int, depth: int, width: int = 4, name: str | None = None):
         super().__init__(model, TreeShape([]), name=name)
         if min(n_nodes, depth, width) < 1:
-            raise BadInput(f"A tree of {n_nodes} nodes, depth {depth} and width {width} is impossible: 1 or more of each.")
+            raise BadInput(f"A tree of {n_nodes} nodes, depth {depth} and width {width} is impossible: 1 or more of "
+                           "each.")
         self.n_nodes, self.depth, self.width = n_nodes, depth, width
 
     def propose(self, tokens, gamma, rng) -> Draft:

@@ -20,7 +20,8 @@ def read_along(target, drafts: Mapping[str, Any], prompt, n_new: int, visit) -> 
     """
     target.rewind(0)
     prefill(target, prompt[:-1])
-    text, rows = list(prompt), {name: [] for name in ("", *drafts)}
+    text = list(prompt)
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in ("", *drafts)}
     shared = {name: model for name, model in drafts.items() if isinstance(model, LayerDraft)}
     while len(text) < len(prompt) + n_new and text[-1] not in (target.eos if len(text) > len(prompt) else ()):
         for name, model in shared.items():

@@ -69,7 +69,7 @@ class Costs:
     @property
     def samples(self) -> dict[str, dict]:
         """All seconds in the order taken, for the record: {"sending n tokens": {n: ...}, "a step": {model: ...}}."""
-        found = {"seconds of sending n tokens": dict(zip(self.sent, self._sending))}
+        found: dict[str, dict] = {"seconds of sending n tokens": dict(zip(self.sent, self._sending))}
         if self.drafts:
             found["seconds of a step"] = dict(zip(["target", *self.drafts], self._steps))
         return found

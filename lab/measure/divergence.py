@@ -1,4 +1,4 @@
-"""Where a greedy text differs from plain decoding's, and whether rounding explains it, by a reading on the model itself."""
+"""Where a greedy text differs from plain decoding's, and whether rounding explains it, as measured on the model."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def explain_divergence(decoder, plain, other, sampler: Sampler = Sampler()) -> D
         return None
     if same == 0:
         raise BadInput("the sequences have different prompts; continuations of one prompt would be right")
-    tokens = [sequence[same] if same < len(sequence) else None for sequence in (plain, other)]
+    of_plain, of_other = (sequence[same] if same < len(sequence) else None for sequence in (plain, other))
+    tokens = [token for token in (of_plain, of_other) if token is not None]
     one, two = (_read(decoder, plain[:same], width) for width in (1, 2))
     row = sampler.penalised(one[-1], plain[:same])
-    logits = [row[token] for token in tokens if token is not None]
+    logits = [row[token] for token in tokens]
     step = torch.finfo(decoder.dtype).eps * 2.0 ** np.floor(np.log2(max(np.abs(logits).max(), 1e-30)))
     margin = abs(logits[0] - logits[1]) if len(logits) == 2 else float("inf")
-    allowed = max(FACTOR * _noise(one, two, [token for token in tokens if token is not None]), step)
-    return Divergence(same, *tokens, float(margin), float(step), float(allowed))
+    allowed = max(FACTOR * _noise(one, two, tokens), step)
+    return Divergence(same, of_plain, of_other, float(margin), float(step), float(allowed))
 
 
 def _read(decoder, text: list[int], width: int) -> np.ndarray:

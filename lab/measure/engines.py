@@ -7,7 +7,8 @@ from contextlib import nullcontext
 
 import torch
 
-from lab.measure import generate as transformers_generate, llama_cpp
+from lab.measure import generate as transformers_generate
+from lab.measure import llama_cpp
 
 
 def generate_method(as_loaded: bool = False, **how):

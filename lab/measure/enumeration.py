@@ -1,10 +1,12 @@
 """Exact distributions by enumeration: every way that the random choices of a run can fall, with its probability.
 
-`outcomes(function)` calls function(rng) once per way; `exact` is what plain sampling gives. So a distribution is summed,
-not sampled, and a loop, a rule or a drafter can be shown to be lossless to rounding.
+`outcomes(function)` calls function(rng) once per way; `exact` is what plain sampling gives. So a distribution is
+summed, not sampled, and a loop, a rule or a drafter can be shown to be lossless to rounding.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +54,8 @@ class Paths:
 
 def outcomes(function) -> dict:
     """{result: probability} of function(rng), over every way that its draws and acceptance tests can fall."""
-    paths, table = Paths(), {}
+    paths = Paths()
+    table: dict[Any, float] = {}
     while True:
         result = function(paths)
         table[result] = table.get(result, 0.0) + paths.probability
@@ -62,9 +65,9 @@ def outcomes(function) -> dict:
 
 def exact(logits, sampler, prompt, n_new, eos=()):
     """{the n_new tokens: probability} of plain sampling from logits(history); an ended one is shorter."""
-    table = {(): 1.0}
+    table: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(n_new):
-        longer = {}
+        longer: dict[tuple[int, ...], float] = {}
         for text, weight in table.items():
             if text and text[-1] in eos:
                 longer[text] = longer.get(text, 0.0) + weight

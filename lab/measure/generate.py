@@ -14,15 +14,16 @@ from collections.abc import Collection
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 from unittest import mock
 
 import numpy as np
 from transformers.generation import CandidateGenerator
 
-from lab.support.errors import BadInput, require
-from decode_lab import Draft, Drafter, Round, Run, Sampler
+from decode_lab import Draft, Drafter, Round, Run, Sampler, name_of
 from lab.drafters.model import check_vocabulary
 from lab.models.pending import checked_ids
+from lab.support.errors import BadInput, require
 
 
 @dataclass
@@ -84,7 +85,7 @@ def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=N
                            prompt_lookup_num_tokens=gamma if drafter else prompt_lookup or None,
                            max_matching_ngram_size=max_ngram,
                            assistant_early_exit=early_exit or None)
-    sent: list[tuple[float, object]] = []         # when a forward of the target began, and its ids on the device
+    sent: list[tuple[float, Any]] = []            # when a forward of the target began, and its ids on the device
     got: list[tuple[float, list[int]]] = []       # when new tokens reached the host, and the tokens
 
     def before(module, args, kwargs):
@@ -126,14 +127,16 @@ def generate(decoder, prompt, n_new: int, *, prompt_lookup: int = 0, assistant=N
 class DraftCandidates(CandidateGenerator):
     """A Drafter of chains, where the assisted loop of transformers' `generate` asks for candidates.
 
-    drafter: already started for the target and the prompt. gamma: longest draft. max_length: tokens of prompt and output. eos: ids that
-    end the text. sources: of each draft, the sources of its tokens. BadInput for a draft that is a tree.
+    drafter: already started for the target and the prompt. gamma: longest draft. max_length: tokens of prompt and
+    output. eos: ids that end the text. sources: of each draft, the sources of its tokens. BadInput for a draft that is
+    a tree.
     """
 
     def __init__(self, drafter: Drafter, gamma: int, max_length: int, eos: Collection[int] = ()):
         self.drafter, self.gamma, self.max_length, self.eos = drafter, gamma, max_length, frozenset(map(int, eos))
         self.sources: list[tuple[str, ...]] = []
-        self._tokens, self._rng = [], np.random.default_rng(0)
+        self._tokens: list[int] = []
+        self._rng = np.random.default_rng(0)
 
     def get_candidates(self, input_ids, **kwargs):
         """Ids (1, n) on the device -> (ids and draft (1, n + k), None: there are no logits of the draft)."""
@@ -141,7 +144,8 @@ class DraftCandidates(CandidateGenerator):
         depth = min(self.gamma, self.max_length - len(self._tokens) - 1)
         draft = self.drafter.propose(self._tokens, depth, self._rng) if depth > 0 else Draft()
         if draft.parents is not None:
-            raise BadInput(f"{self.drafter.name} drafts trees, which transformers cannot verify: chains would do.")
+            raise BadInput(f"{name_of(self.drafter, 'the drafter')} drafts trees, which transformers cannot verify: "
+                           "chains would do.")
         # The EOS itself is left to the target: the loop of older versions goes on behind an accepted one.
         n = next((i for i, token in enumerate(draft.tokens) if token in self.eos), len(draft.tokens))
         self.sources.append(tuple(draft.sources[:n]))
@@ -174,8 +178,8 @@ def _check_draft(decoder, prompt_lookup, assistant, early_exit, drafter, gamma, 
         from lab.models.layers import LayerDraft
         require(gamma >= 1, "gamma", gamma, "1 or more")
         if isinstance(getattr(drafter, "model", None), LayerDraft):
-            raise BadInput(f"{drafter.name} drafts on the target's own cache, which generate does not fill: early_exit "
-                           "would do, or a drafter with a cache of its own.")
+            raise BadInput(f"{name_of(drafter, 'the drafter')} drafts on the target's own cache, which generate does "
+                           "not fill: early_exit would do, or a drafter with a cache of its own.")
     require(prompt_lookup >= 0, "prompt_lookup", prompt_lookup, "0 (off) or more")
     require(0 <= early_exit < n_layers, "early_exit", early_exit, f"0 (off) or 1 to {n_layers - 1}")
     if assistant is not None:

@@ -51,8 +51,8 @@ class _Held:
 class KnownText(_Held):
     """A decoder whose greedy continuation is a text known beforehand, whatever the tokens it is sent.
 
-    A greedy text depends on the target alone, not on how it was drafted. So the rounds that a drafter makes on it can be
-    counted from the text, without a forward of the target; only the rows on the text's own path are ever read.
+    A greedy text depends on the target alone, not on how it was drafted. So the rounds that a drafter makes on it can
+    be counted from the text, without a forward of the target; only the rows on the text's own path are ever read.
 
     text: ids, prompt and continuation. model: the decoder that wrote it, whose vocabulary and names are taken over.
     """
@@ -80,7 +80,8 @@ class Remembered(_Held):
 
     def __init__(self, model, shared: Remembered | None = None):
         super().__init__(model)
-        self.model, self._shared, self._known = model, shared, {}
+        self.model, self._shared = model, shared
+        self._known: dict[tuple, np.ndarray] = {}
         self._inside: list[int] = []                           # what the model's own cache has committed
         self._nodes: list[tuple[int, int]] = []                # and what it was sent since: (token, parent)
         model.rewind(0)

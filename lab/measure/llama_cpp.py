@@ -51,7 +51,9 @@ def llama_cpp(path: str | Path, *, prompt_lookup: int = 0, max_ngram: int = 2, t
         if not prompt or n_new < 1 or len(prompt) + n_new > context:
             raise BadInput(f"{len(prompt)} prompt tokens and {n_new} new ones do not fit: at least one of each, and at "
                            f"most {context} together, would be right.")
-        sent, got, new = [], [], []
+        sent: list[tuple[float, list[int]]] = []     # when a forward began, and its drafted ids
+        got: list[tuple[float, list[int]]] = []      # when new tokens came, and the tokens
+        new: list[int] = []
 
         def timed(tokens):
             if not sent and list(tokens) != prompt:

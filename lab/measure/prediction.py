@@ -44,7 +44,7 @@ def predict(method: Method, t: StepCurve, c: Mapping[str, float], target, text, 
     """
     if method.shape is None:
         return _replayed(method, t, target, text, n_prompt)
-    # Near the end of the text rounds are cut short: at each start, the tokens still missing but one are drafted at most.
+    # Near the end of the text rounds are cut short: at each start, at most the missing tokens but one are drafted.
     left, depths = np.arange(len(ranks))[::-1], np.array(method.shape.depths, int)
     opened = [0 if parent < 0 else depths[parent] for parent in {-1, *(p for p, _ in method.shape.nodes)}]  # by level
     levels = np.cumsum([0, *t(np.bincount(opened))])

@@ -4,8 +4,8 @@ Threads wait for each other at the end of every product. Beside a busy program o
 then all wait: two threads can be slower than one. What else runs on the machine is seen only by timing a forward.
 
 How they wait counts as much: lab/__init__.py asks for OMP_WAIT_POLICY=passive, which can only be set before torch is
-loaded. Beside a busy program, threads that spin hold up a forward far longer than threads that sleep; on a quiet machine
-sleeping costs a little.
+loaded. Beside a busy program, threads that spin hold up a forward far longer than threads that sleep; on a quiet
+machine sleeping costs a little.
 """
 
 from __future__ import annotations

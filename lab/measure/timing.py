@@ -20,7 +20,8 @@ def read_bandwidth(device: torch.device, seconds: float = 0.5) -> float:
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 4 << 30
     array = torch.ones(min(1 << 29, memory // 8) // 4, dtype=torch.float32, device=device)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    times, end = [], perf_counter() + seconds
+    times: list[float] = []
+    end = perf_counter() + seconds
     while len(times) < 3 or perf_counter() < end:
         wait()
         started = perf_counter()

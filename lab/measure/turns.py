@@ -43,7 +43,8 @@ class Method:
         return speculative_generate(decoder, self.drafter, prompt, n_new, self.gamma, **options)
 
 
-def in_turn(methods: Mapping[str, Callable], decoder, prompt, n_new: int, runs: int, label: str) -> dict[str, list[Made]]:
+def in_turn(methods: Mapping[str, Callable], decoder, prompt, n_new: int, runs: int,
+            label: str) -> dict[str, list[Made]]:
     """{name: its generations}: all methods once, then all again in the opposite order, until each has made `runs`."""
     made: dict[str, list[Made]] = {name: [] for name in methods}
     for k in progress(range(runs), label):

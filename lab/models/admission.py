@@ -1,8 +1,8 @@
 """Whether a model decodes as the lab needs it: a short check on the loaded model itself, before any text.
 
 Rule: every HFDecoder is checked when it is made, however it is made, so one used from a script of your own is as safe
-as a demo's. A further decoder of the same loaded model, and one that is made of a checked target's modules (some layers,
-rounded weights), takes over the outcome.
+as a demo's. A further decoder of the same loaded model, and one that is made of a checked target's modules (some
+layers, rounded weights), takes over the outcome.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from lab.models.cache import first_line, only_rows
 
 TOKENS = 8                           # of a check, behind the place where it begins
-WALKED = 300                         # edges up to here are walked past; a few forwards of this many tokens are affordable
+WALKED = 300                         # edges up to here are walked past: a few forwards of so many tokens are quick
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "max_target_positions",
                  "n_ctx", "seq_length", "context_length")
 # Root mean square over the vocabulary, in parts of the row's standard deviation. A wrong mask or position is far above
@@ -39,8 +39,8 @@ def context_limit(config) -> tuple[int | None, str]:
     original = min((rope["original_max_position_embeddings"] for rope in _rotations(config)
                     if rope.get("rope_type") in ("longrope", "dynamic")), default=limit)
     if original < limit:
-        return original, (f"Its context of {limit} tokens is used up to {original}: beyond that it rotates all positions "
-                          "in another way, which the rows in a cache cannot follow.")
+        return original, (f"Its context of {limit} tokens is used up to {original}: beyond that it rotates all "
+                          "positions in another way, which the rows in a cache cannot follow.")
     return limit, ""
 
 
@@ -64,9 +64,10 @@ def admit(decoder) -> str:
     """Check a new decoder, and choose its `tree_as_paths` -> why it cannot be used; "" where it can.
 
     On the same ids, plain decoding, a chain, a rewind and a tree must give the logits of transformers' own forward
-    without a cache, up to rounding; so too across each edge of its windows that is near. A tree goes as it is where that
-    is right, else as paths. Where a window is too long to walk through, the configuration decides: masks of a window
-    come from transformers, which a tree's mask would replace, so the tree goes as paths. The cache is empty afterwards.
+    without a cache, up to rounding; so too across each edge of its windows that is near. A tree goes as it is where
+    that is right, else as paths. Where a window is too long to walk through, the configuration decides: masks of a
+    window come from transformers, which a tree's mask would replace, so the tree goes as paths. The cache is empty
+    afterwards.
     """
     limit, config = decoder.max_length, decoder.config
     if limit is not None and limit < TOKENS:

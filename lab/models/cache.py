@@ -6,6 +6,8 @@ import copy
 import inspect
 
 import lab.models.versions  # noqa: F401  (first: it refuses a transformers that is too old)
+
+# isort: split
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer
@@ -73,14 +75,16 @@ def empty_cache(config) -> Cache:
 def replicated(layer, n: int):
     """A layer that holds the same for each of n sequences. Nothing is copied before it is updated, and `layer` stays as
     it is."""
-    twin = DynamicLayer() if isinstance(layer, GrowingLayer) else copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
+        states = copy.copy(layer)
         for name, value in vars(layer).items():
             if isinstance(value, dict):                         # one entry per state of the layer
-                setattr(twin, name, dict(value))
-        twin.conv_states = {i: None if state is None else state.expand(n, -1, -1)
-                            for i, state in layer.conv_states.items()}
-    elif layer.is_initialized:
+                setattr(states, name, dict(value))
+        states.conv_states = {i: None if state is None else state.expand(n, -1, -1)
+                              for i, state in layer.conv_states.items()}
+        return states
+    twin = DynamicLayer() if isinstance(layer, GrowingLayer) else copy.copy(layer)
+    if layer.is_initialized:
         twin.keys, twin.values = layer.keys.expand(n, -1, -1, -1), layer.values.expand(n, -1, -1, -1)
         twin.device, twin.is_initialized = layer.device, True
     return twin
@@ -93,7 +97,7 @@ class GrowingLayer(DynamicLayer):
     of the rows in use, so its `crop` works on them unchanged.
     """
 
-    buffers = ()
+    buffers: tuple[torch.Tensor, ...] = ()
 
     def update(self, key_states, value_states, *args, **kwargs):
         start = self.get_seq_length()
@@ -116,14 +120,16 @@ class GrowingLayer(DynamicLayer):
 class ModelCache:
     """A transformers cache as rows with positions: append, select, truncate, settle; and back to a mark.
 
-    rows: how many are in use in each attention layer. positions: (rows,), each row's position in the sequence. recorded:
-    some layers hold a state, which goes back through its recorded past as far as the last `settle` and no further.
+    rows: how many are in use in each attention layer. positions: (rows,), each row's position in the sequence.
+    recorded: some layers hold a state, which goes back through its recorded past as far as the last `settle` and no
+    further.
     hf: the transformers cache itself, for the model's forward.
     """
 
     def __init__(self, config):
         self.hf, self.rows, self.positions = empty_cache(config), 0, np.zeros(0, np.int64)
         self.recorded = any(isinstance(layer, LinearAttentionLayer) for layer in self.hf.layers)
+        self.borrower: object | None = None                      # the draft that last read these rows (LayerDraft)
 
     def append(self, positions) -> None:
         """The next forward adds rows at these positions (n,) to every layer."""
@@ -150,10 +156,13 @@ class ModelCache:
             # transformers' own crop also cuts what lies before the window or kernel that ends here. A second step back,
             # still behind the last `settle`, needs it.
             for layer in self.hf.layers:
-                for i, state in getattr(layer, "conv_states", {}).items():
-                    layer.conv_states[i] = state[..., :-drop]
-                if getattr(layer, "keys", None) is not None:
-                    layer.keys, layer.values = layer.keys[..., :-drop, :], layer.values[..., :-drop, :]
+                states = getattr(layer, "conv_states", {})
+                for i, state in states.items():
+                    states[i] = state[..., :-drop]
+                for name in ("keys", "values"):
+                    kept = getattr(layer, name, None)
+                    if kept is not None:
+                        setattr(layer, name, kept[..., :-drop, :])
                 if hasattr(layer, "cumulative_length"):
                     layer.cumulative_length -= drop
         self.rows, self.positions = rows, self.positions[:rows]

@@ -33,12 +33,13 @@ class HFDecoder:
 
     model: a loaded ...ForCausalLM. tokenizer: its transformers tokenizer, or None where only ids are used.
     image_processor: of a model that reads images (LFM3-VL), which `see` and `show` take.
-    tree_as_paths: a tree is sent as a batch of its root-to-leaf paths, because the model has no place for a tree's mask.
+    tree_as_paths: a tree is sent as a batch of its root-to-leaf paths, as the model has no place for a tree's mask.
     notes: sentences about this model that a reader should see once. moves: counts what changed the cache; a draft that
     reads it sees by it that it has moved.
     """
 
     random = False  # True for drawn weights: times are real, acceptance means nothing
+    tree_as_paths = False  # until `_admit` has looked
     moves = 0
 
     def __init__(self, model, tokenizer=None, name: str = "model", image_processor=None):
@@ -235,10 +236,11 @@ class HFDecoder:
         try:
             return self.shape(), ""
         except BadInput as error:
-            return None, f"What the configuration predicts is left out, and bytes are counted on what was loaded: {error}."
+            return None, ("What the configuration predicts is left out, and bytes are counted on what was loaded: "
+                          f"{error}.")
 
     def streamed_bytes(self) -> int:
-        """Bytes of weights that a forward over one token of text reads, counted on the loaded model (kernels.read_bytes)."""
+        """Bytes of weights that a forward over one token reads, counted on the loaded model (kernels.read_bytes)."""
         return sum(read_bytes(self.model).values())
 
     @property
@@ -287,7 +289,7 @@ class HFDecoder:
 
 def _eos_ids(model, tokenizer) -> tuple[int, ...]:
     """Every id at which generation stops, sorted."""
-    found = set()
+    found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)

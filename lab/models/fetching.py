@@ -95,9 +95,9 @@ def _broken(here, on_hub: list[str]) -> list[str]:
 def _needed(files: list[str]) -> list[str]:
     """Of a repository's files those that loading reads; none where it lacks a configuration or weights."""
     top = [name for name in files if "/" not in name]
-    weights = [[name for name in top if re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.{kind}(\.index\.json)?", name)]
+    kinds = [[name for name in top if re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.{kind}(\.index\.json)?", name)]
                for stem, kind in (("model", "safetensors"), ("pytorch_model", "bin"))]
-    weights = weights[0] or weights[1]
+    weights = kinds[0] or kinds[1]
     others = [name for name in top if name.endswith((".json", ".txt", ".jinja", ".model", ".tiktoken"))
               and not name.endswith(".index.json")]
     return [*others, *weights] if weights and "config.json" in top else []

@@ -64,7 +64,8 @@ def _read_json(file: Path):
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise BadInput(f'"{file}" is not a valid JSON file ({str(error).splitlines()[0]}): fetch or copy it again') from None
+        why = str(error).splitlines()[0]
+        raise BadInput(f'"{file}" is not a valid JSON file ({why}): fetch or copy it again') from None
 
 
 def _check_safetensors(file: Path) -> None:

@@ -61,7 +61,8 @@ class Images:
         if at < decoder.length:
             decoder.rewind(at if at >= decoder.rewind_floor else 0)
         self._rows = {position: row for position, row in self._rows.items() if position < at}
-        left, out = list(images), []
+        left = list(images)
+        out: list[int] = []
         for token in tokens:
             rows = left.pop(0) if left and token == self._token else [None]
             for row in rows:

@@ -1,4 +1,4 @@
-"""Products of a model's weights: oneDNN's blocked layout, faster for float32 on a CPU; and what a step reads of them."""
+"""Products of a model's weights: oneDNN's blocked layout, faster for float32 on a CPU; and what a step reads."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def search_layers(target: HFDecoder, texts, n_layers: int, seed: int = 0, *, tok
     size = max(1, min(tokens // len(ids), *map(len, ids)))
     batch = torch.from_numpy(np.stack([text[:size] for text in ids])).to(target.device)
     layers = stack_of(target.model)[1]
-    kept, seen = [], {}                       # seen[i]: what layer i of those kept was given and gave
+    kept: list[int] = []
+    seen: dict[int, tuple] = {}               # seen[i]: what layer i of those kept was given and gave
 
     def before(i):
         """What a layer in front of layer i would return, in the form in which layer i does; and layer i."""

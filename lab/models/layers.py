@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,22 +42,22 @@ def stack_of(model) -> tuple[list[str], nn.ModuleList]:
     raise BadInput(f"{type(model).__name__} keeps its {n} layers in no list of {n} modules")
 
 
-def with_layers(model, layers: list[nn.Module], kinds: list[int]):
+def with_layers(model, layers: list[nn.Module], kinds: Sequence[int]):
     """The model with other layers between its embedding, and its final norm and head; nothing is copied.
 
     kinds[i]: the index, among the model's own layers, of one whose type (attention, window, convolution) the i-th has.
     """
     (*path, own), _ = stack_of(model)
     root = module = twin_of(model)
-    root.config = copy.deepcopy(model.config)
-    config = root.config.get_text_config(decoder=True)
+    root.config = whole = copy.deepcopy(model.config)
+    config = whole.get_text_config(decoder=True)
     config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = [config.layer_types[i] for i in kinds]
     for name in path:
-        module._modules[name] = module = twin_of(module._modules[name])
+        module._modules[name] = module = twin_of(module.get_submodule(name))
         if hasattr(module, "config"):
-            module.config = config if own in module._modules else root.config
+            module.config = config if own in module._modules else whole
     module._modules[own] = nn.ModuleList(layers)
     return root
 
@@ -104,12 +105,14 @@ def _tried(target: HFDecoder) -> str:
         return str(error)
     try:
         wanted = target.model(input_ids=ids, use_cache=False).logits.float()
-        given = with_layers(target.model, layers, list(range(len(layers))))(input_ids=ids, use_cache=False).logits.float()
+        again = with_layers(target.model, layers, range(len(layers)))
+        given = again(input_ids=ids, use_cache=False).logits.float()
         if not bool((given - wanted).square().mean().sqrt() <= ALLOWED.get(target.dtype, 0.3) * wanted.std()):
             return "all of them together do not give what the model gives"
         other = next((i for i, kind in enumerate(types) if kind != "conv"), 1)
         kept = sorted({0, min(other, len(layers) - 1)})
-        HFDecoder(with_layers(target.model, [_renumbered(layers[i], j) for j, i in enumerate(kept)], kept), name="a part")
+        part = [_renumbered(layers[i], j) for j, i in enumerate(kept)]
+        HFDecoder(with_layers(target.model, part, kept), name="a part")
     except Exception as error:                                   # a model's own code may raise anything
         return f"two of them do not make a model ({first_line(error).rstrip('.')})"
     return ""
@@ -185,7 +188,7 @@ class LayerDraft(HFDecoder):
     @property
     def _follows(self) -> bool:
         """Whether the target is where it was when its cache was borrowed, and no other draft has borrowed it since."""
-        return self._borrowed == self._target.moves and getattr(self._target.cache, "borrower", None) is self
+        return self._borrowed == self._target.moves and self._target.cache.borrower is self
 
     def _reset(self):
         self._borrowed = None

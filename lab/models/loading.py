@@ -16,7 +16,6 @@ from lab.models.files import check_folder
 from lab.models.finding import DTYPES, locate
 from lab.models.kernels import packed
 
-
 # Nothing is fetched while loading, and no code of a folder's own is run, or asked about.
 LOCAL: dict = dict(local_files_only=True, trust_remote_code=False)
 
@@ -92,7 +91,8 @@ def _load_folder(path: Path, weights: torch.dtype):
         path, dtype=weights, output_loading_info=True, **LOCAL))
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if missing:
-        raise BadInput(f'"{path}" lacks {len(missing)} of the weights that its config.json asks for, such as {missing[0]}')
+        raise BadInput(f'"{path}" lacks {len(missing)} of the weights that its config.json asks for, '
+                       f"such as {missing[0]}")
     notes = (f"{path.name}: {len(unused)} of the weights are read by no layer, such as {unused[0]}.",) if unused else ()
     return model, tokenizer, _image_processor(path) if composite else None, notes
 

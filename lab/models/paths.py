@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import torch
 
-from lab.models.cache import LinearAttentionLayer, ModelCache, replicated
+from lab.models.cache import DynamicLayer, LinearAttentionLayer, ModelCache, replicated
 
 
 class TreeAsPaths:
@@ -51,10 +51,12 @@ class TreeAsPaths:
         for index, layer in enumerate(self.hf.layers):
             if isinstance(layer, LinearAttentionLayer):
                 for i, state in layer.conv_states.items():
+                    if state is None:
+                        continue
                     first = state.shape[-1] - self.deepest
                     cache.hf.update_conv_state(state[row:row + 1, :, first:first + len(nodes)], index, i,
                                                conv_kernel_size=layer.conv_kernel_size[i])
-            elif layer.is_initialized:                          # else it reads another layer's rows
-                first = layer.keys.shape[-2] - self.deepest
-                cache.hf.update(*(rows[row:row + 1, :, first:first + len(nodes)]
-                                  for rows in (layer.keys, layer.values)), index)
+            elif isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
+                first = layer.keys.shape[-2] - self.deepest     # without rows it reads those of another layer
+                new = slice(first, first + len(nodes))
+                cache.hf.update(layer.keys[row:row + 1, :, new], layer.values[row:row + 1, :, new], index)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from decode_lab import name_of
+from lab.support.errors import BadInput
 
 
 def checked_ids(model, tokens) -> np.ndarray:
@@ -80,9 +80,9 @@ class Pending:
     def path(self, nodes) -> list[int]:
         """Nodes of a path as a list: root first, each the child of the one before."""
         nodes = [int(i) for i in nodes]
-        if any(not 0 <= i < len(self) for i in nodes) or [self.parents[i] for i in nodes] != ([-1] + nodes)[:len(nodes)]:
-            raise BadInput(f"{self._name}: {nodes} is not a path, from the root on, of the {len(self)} tokens sent since "
-                           "the last commit.")
+        if any(not 0 <= i < len(self) for i in nodes) or [self.parents[i] for i in nodes] != [-1, *nodes][:len(nodes)]:
+            raise BadInput(f"{self._name}: {nodes} is not a path, from the root on, of the {len(self)} tokens sent "
+                           "since the last commit.")
         return nodes
 
     def cut(self, n: int) -> None:
@@ -95,8 +95,8 @@ class Pending:
         committed = self.model.committed
         least = getattr(self.model, "rewind_floor", committed)
         if not least <= length <= committed + len(self):
-            raise BadInput(f"{self._name}: cannot rewind to {length}: from {least} to the {committed + len(self)} tokens "
-                           "it holds, or 0, would be right.")
+            raise BadInput(f"{self._name}: cannot rewind to {length}: from {least} to the {committed + len(self)} "
+                           "tokens it holds, or 0, would be right.")
         return int(length) - committed
 
     @property

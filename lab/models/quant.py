@@ -72,7 +72,8 @@ def quantize(weight: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, np.ndarray
 
 def dequantize(codes: np.ndarray, scales: np.ndarray, scheme: Scheme) -> np.ndarray:
     """The weights that the codes stand for, float32 (in, out); exact: code times scale fits in 24 bits."""
-    return codes * np.repeat(scales, min(scheme.group or len(codes), len(codes)), axis=0)[:len(codes)].astype(np.float32)
+    steps = np.repeat(scales, min(scheme.group or len(codes), len(codes)), axis=0)[:len(codes)]
+    return codes * steps.astype(np.float32)
 
 
 @dataclass(frozen=True)

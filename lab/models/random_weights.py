@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from lab.models.kernels import packed
 from lab.models.loading import checked_device, torch_dtype
 from llm_math import ModelShape, from_hf_config
 from llm_math import model as registered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def random_config(shape: ModelShape):
@@ -29,15 +33,16 @@ def random_config(shape: ModelShape):
     if shape.n_linear:
         raise BadInput(f"{shape.name} cannot be drawn: its linear-attention layers are registered as sums of weights, "
                        f"without the heads that transformers' class asks for")
-    common = dict(vocab_size=shape.vocab_size, tie_word_embeddings=shape.tied, bos_token_id=None, eos_token_id=None,
-                  pad_token_id=None)
+    common: dict[str, Any] = dict(vocab_size=shape.vocab_size, tie_word_embeddings=shape.tied, bos_token_id=None,
+                                  eos_token_id=None, pad_token_id=None)
+    config: PreTrainedConfig
     if shape.positions:
         config = transformers.GPT2Config(n_embd=shape.hidden, n_layer=shape.n_layers, n_head=shape.n_heads,
                                          n_inner=shape.ffn, n_positions=shape.positions, **common)
     else:
         common |= dict(hidden_size=shape.hidden, num_hidden_layers=shape.n_layers, intermediate_size=shape.ffn,
                        num_attention_heads=shape.n_heads)
-        grouped = dict(num_key_value_heads=shape.n_kv_heads, head_dim=shape.head_dim)
+        grouped: dict[str, Any] = dict(num_key_value_heads=shape.n_kv_heads, head_dim=shape.head_dim)
         attention = shape.n_layers - shape.n_conv
         passed = [i * attention // shape.n_layers for i in range(shape.n_layers + 1)]
         spread = ["full_attention" if b > a else "conv" for a, b in zip(passed, passed[1:])]

@@ -47,7 +47,7 @@ class _Blocked(nn.Module):
 
 
 def quantized(target: HFDecoder, scheme: str, head: bool = True) -> Quantized:
-    """A copy of the target whose Linear weights are rounded as lab.models.quant rounds them, and dequantized: own cache.
+    """A copy of the target whose Linear weights are rounded as lab.models.quant rounds them, dequantized; own cache.
 
     scheme: "int8", "int4-g32" and the like. Rounded is the weight of every Linear module: those inside the layers, and
     with head=True the output head. An input embedding stays, also where the head is tied to it; so do norms, biases and
@@ -67,7 +67,8 @@ def quantized(target: HFDecoder, scheme: str, head: bool = True) -> Quantized:
             weight[rows] = torch.from_numpy(dequantize(codes, scales, how).T).to(weight)
         if pack:
             return _Blocked(weight, linear.bias)
-        new = nn.Linear(*weight.shape[::-1], bias=False, device="meta")
+        n_out, n_in = shape
+        new = nn.Linear(n_in, n_out, bias=False, device="meta")
         new.weight, new.bias = nn.Parameter(weight, requires_grad=False), linear.bias
         return new
 
@@ -75,10 +76,6 @@ def quantized(target: HFDecoder, scheme: str, head: bool = True) -> Quantized:
     linears = _rounded_linears(target, head)
     packed_bytes = _bytes_with(target, linears, [_integer_bytes(linear.weight, how) for linear in linears])
     return Quantized(target, model, f"{target.name} in {scheme}", packed_bytes, target.streamed_bytes())
-
-
-def _is_linear(module) -> bool:
-    return isinstance(module, PackedLinear) or type(module) is nn.Linear
 
 
 def _replaced(target, new, head: bool, doing: str):
@@ -102,14 +99,14 @@ def _rebuilt(module, made: dict):
     return twin
 
 
-def _linears(module) -> list[nn.Module]:
+def _linears(module) -> list[nn.Linear | PackedLinear]:
     """The Linear modules in a module, in its order; not those inside a PackedLinear."""
-    if _is_linear(module):
+    if isinstance(module, PackedLinear) or type(module) is nn.Linear:
         return [module]
     return [linear for child in module.children() for linear in _linears(child)]
 
 
-def _rounded_linears(target, head: bool) -> list[nn.Module]:
+def _rounded_linears(target, head: bool) -> list[nn.Linear | PackedLinear]:
     """The Linear modules of a target that are rounded: all, or with head=False all but the output head."""
     leave = None if head else target.model.get_output_embeddings()
     return [linear for linear in _linears(target.model) if linear is not leave]
@@ -124,7 +121,7 @@ def _codes(weight, how: Scheme):
 
 
 def _bytes_with(target, linears, sizes) -> int:
-    """Bytes that a forward over one token reads, where the weights of `linears` take these sizes instead of their own."""
+    """Bytes that a forward over one token reads, where the weights of `linears` take these sizes, not their own."""
     read = read_bytes(target.model)
     rest = dict(read)
     for linear in linears:
@@ -165,14 +162,14 @@ class _Integer(nn.Module):
         n_in = linear.weight.shape[1]
         if how.bits == 4:
             self.group = kernel_group(how, n_in)
-        codes, scales = [], []
+        codes, parts = [], []
         for _, part, steps in _codes(linear.weight, how):
             part = torch.from_numpy(part.T.copy())                                           # (out, in)
             if self.group:
                 part = torch.ops.aten._convert_weight_to_int4pack_for_cpu(part.int() + 8, 1)
             codes.append(part)
-            scales.append(torch.from_numpy(steps).to(dtype))                                 # (groups, out)
-        self.codes, scales = torch.cat(codes), torch.cat(scales, dim=1)
+            parts.append(torch.from_numpy(steps).to(dtype))                                  # (groups, out)
+        self.codes, scales = torch.cat(codes), torch.cat(parts, dim=1)
         if self.group:
             scales = scales.repeat_interleave((how.group or n_in) // self.group, dim=0)
             self.scales = torch.stack([scales, torch.zeros_like(scales)], dim=-1).contiguous()   # and zero points
@@ -223,4 +220,5 @@ def integer_kernels(target: HFDecoder, scheme: str, head: bool = True) -> Quanti
     model = _replaced(target, lambda linear: _Integer(linear, how, dtype), head, f"{scheme} packing of {target.name}")
     packed_bytes = _bytes_with(target, linears, [_integer_bytes(linear.weight, how) for linear in linears])
     own = [module.bytes for module in model.modules() if isinstance(module, _Integer)]
-    return Quantized(target, model, f"{target.name} in {scheme} kernels", packed_bytes, _bytes_with(target, linears, own))
+    streamed = _bytes_with(target, linears, own)
+    return Quantized(target, model, f"{target.name} in {scheme} kernels", packed_bytes, streamed)

@@ -19,9 +19,9 @@ WARM = 15  # times that warm lookups are timed
 class Reading:
     """Lookups in one table in one state. Counts that the system does not tell are None.
 
-    state: "cold", "warm", or "as it was" where the system would not drop the file from memory. seconds: of a lookup, each
-    time that all were timed. pages: of the file in memory afterwards; predicted: by `expected_pages`. read: bytes that
-    came from the device.
+    state: "cold", "warm", or "as it was" where the system would not drop the file from memory. seconds: of a lookup,
+    each time that all were timed. pages: of the file in memory afterwards; predicted: by `expected_pages`. read: bytes
+    that came from the device.
     """
 
     file: str

@@ -21,7 +21,8 @@ class Scratch:
         self._held = ExitStack()
         self.folder = Path(self._held.enter_context(TemporaryDirectory(dir=parent, prefix="ngram-")))
 
-    def build(self, name: str, tokens: np.ndarray, order: int, top_k: int, vocab_size: int, fingerprint: str) -> NgramTable:
+    def build(self, name: str, tokens: np.ndarray, order: int, top_k: int, vocab_size: int,
+              fingerprint: str) -> NgramTable:
         """A table of these tokens (BREAK between documents), open until `close`. BadInput as build_table."""
         table = build_table(self.folder / f"{name}-{order}.ngram", [tokens], order=order, top_k=top_k,
                             vocab_size=vocab_size, tokenizer=fingerprint)

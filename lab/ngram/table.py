@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from lab.ngram.disk import may_ask, resident_pages
 from lab.ngram.format import PAGE, PAGE_BITS, Header
 from lab.ngram.verify import damaged, verify_file
+from lab.support.errors import BadInput
 
 
 @dataclass

@@ -6,8 +6,8 @@ import zlib
 
 import numpy as np
 
-from lab.support.errors import BadInput
 from lab.ngram.format import PAGE, Header, wrong_keys, wrong_rows
+from lab.support.errors import BadInput
 
 CHUNK = 1 << 22                   # bytes read at a time
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.ngram.format import MAX_FINGERPRINT, PAGE, Header, pages, wrong_keys, wrong_part, wrong_rows, wrong_sizes
 from lab.support.errors import BadInput
 from lab.support.files import replacing
-from lab.ngram.format import (MAX_FINGERPRINT, PAGE, Header, pages, wrong_keys, wrong_part, wrong_rows,
-                              wrong_sizes)
 
 CHUNK = 1 << 22                   # bytes of keys copied at a time
 Part = tuple[np.ndarray | None, np.ndarray]     # keys (n,) uint64, or None of order 2; rows (n, 1 + 2K) uint32

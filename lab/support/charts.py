@@ -16,7 +16,7 @@ def heat_map(rows, x: tuple, y: tuple, title: str, shade: str, absent: str = "-"
     image = axis.imshow(rows, origin="lower", aspect="auto", vmin=1, vmax=max(2, np.nanmax(rows, initial=1)))
     for (i, j), value in np.ndenumerate(rows):
         axis.text(j, i, absent if np.isnan(value) else f"{value:.2f}", ha="center", va="center",
-                  color="white" if image.norm(value) < 0.6 else "black")
+                  color="white" if np.asarray(image.norm(value)) < 0.6 else "black")
     axis.set(title=title, xlabel=x[0], xticks=range(len(x[1])), xticklabels=x[1],
              ylabel=y[0], yticks=range(len(y[1])), yticklabels=y[1])
     fig.colorbar(image, label=shade)

@@ -44,12 +44,12 @@ def check_draft(draft, depth, vocab_size, name):
         if not 0 <= t < vocab_size:
             raise BadInput(f"{name} proposed token {t}, outside the target's vocabulary, 0 to {vocab_size - 1}.")
     if len(draft.q) != n or len(draft.sources) != n or (draft.parents is not None and len(draft.parents) != n):
-        raise BadInput(f"{name} proposed {n} tokens with {len(draft.q)} distributions and {len(draft.sources)} sources: "
-                       "one of each per token would be right.")
+        raise BadInput(f"{name} proposed {n} tokens with {len(draft.q)} distributions and {len(draft.sources)} "
+                       "sources: one of each per token would be right.")
     for t, q in zip(draft.tokens, draft.q):
         if q is not None and (len(q) != vocab_size or not q[t] > 0):
-            raise BadInput(f"{name} proposed token {t} with a distribution over {len(q)} ids that cannot have drawn it: "
-                           f"one over the target's {vocab_size}, positive at the token, would be right.")
+            raise BadInput(f"{name} proposed token {t} with a distribution over {len(q)} ids that cannot have drawn "
+                           f"it: one over the target's {vocab_size}, positive at the token, would be right.")
     levels: list[int] = []
     for i, parent in enumerate(range(-1, n - 1) if draft.parents is None else draft.parents):
         if not -1 <= parent < i:
@@ -62,4 +62,5 @@ def check_draft(draft, depth, vocab_size, name):
 def one_sampler(temperature: float, sampler) -> None:
     """BadInput for a temperature beside a sampler, which has its own."""
     if sampler is not None and temperature != 0:
-        raise BadInput(f"temperature = {temperature} stands beside a sampler with its own: one of the two would be right.")
+        raise BadInput(f"temperature = {temperature} stands beside a sampler with its own: one of the two would be "
+                       "right.")

@@ -49,7 +49,7 @@ def write_text(path, text: str) -> None:
 
 
 def writable(flag: str, name: str) -> Path:
-    """Path `name`, absolute and with ~ written out, if write_bytes can write there; BadInput for a folder and the like."""
+    """Path `name`, absolute and with ~ written out, if write_bytes can write there; BadInput for a folder, say."""
     path = Path(name).expanduser()
     try:
         if path.exists() and not path.is_file():

@@ -47,7 +47,12 @@ def OneOf(*names: str):
 
     A flag may spell a name with other capitals, and with spaces or underscores for hyphens.
     """
-    return Annotated[str, Rule("one of the known names", lambda x: x in names, tuple(names))]
+    return Annotated[str, choice(*names)]
+
+
+def choice(*names: str) -> Rule:
+    """The rule of OneOf(*names). A type checker accepts no call as a type, but Annotated[str, choice(*names)]."""
+    return Rule("one of the known names", lambda x: x in names, names)
 
 
 def flags(cls, argv: Sequence[str], prog: str, title: str = ""):
@@ -269,8 +274,8 @@ def _docs_in(body: list, lines: list[str]) -> dict[str, str]:
     for node, after in zip(body, body[1:] + [None]):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        last = lines[(node.end_lineno or node.lineno) - 1]
-        comment = re.search(r"\s#\s*(.*)$", last[node.end_col_offset:]) or re.match(r"\s*#\s*(.*)$", lines[node.lineno - 2])
+        behind = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset:]
+        comment = re.search(r"\s#\s*(.*)$", behind) or re.match(r"\s*#\s*(.*)$", lines[node.lineno - 2])
         below = after.value if isinstance(after, ast.Expr) else None
         if isinstance(below, ast.Constant) and isinstance(below.value, str):
             docs[node.target.id] = " ".join(below.value.split())

@@ -1,4 +1,4 @@
-"""The packages that the lab needs: which ones `pip install .` brings, which ones an extra, and what to type for each."""
+"""The packages that the lab needs: which ones `pip install .` brings, which ones an extra, and what to type."""
 
 import sys
 from pathlib import Path

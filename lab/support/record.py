@@ -32,7 +32,8 @@ class Entries:
         """Where the entry belongs: at the end, or where it was when its cell of a notebook ran before."""
         name = kebab(id)
         if name in self.by_id and not redrawing and self.cells[name] == output.cell_run():
-            raise BadInput(f'the id "{name}" stands twice in this run: each table, observation and figure needs its own')
+            raise BadInput(f'the id "{name}" stands twice in this run: each table, observation and figure needs its '
+                           "own")
         return list(self.by_id).index(name) if name in self.by_id else len(self.by_id)
 
     def put(self, id: str, **entry) -> None:

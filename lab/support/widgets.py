@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Sized
+from typing import Any
 
 from lab.support import output, record
 from lab.support.errors import listed
@@ -50,7 +51,7 @@ def sliders(show: Callable, **ranges: tuple) -> None:
     from IPython.display import display
 
     made = {name: _slider(name.replace("_", " "), given) for name, given in ranges.items()}
-    places: dict[str, object] = {}
+    places: dict[str, Any] = {}                    # handles of IPython, which states no types
 
     def draw(_change=None) -> None:
         for kind, bundle in _caught(show, {name: slider.value for name, slider in made.items()}).items():

@@ -7,4 +7,5 @@ from lab.toy.family import (DOCUMENT_BREAK, EOS, KINDS, NAMES, TRAINED_LENGTH, W
                             load, load_params, passages, past_training, prompts, save, tokenizer, tokenizer_id)
 
 __all__ = ["DOCUMENT_BREAK", "EOS", "KINDS", "NAMES", "TRAINED_LENGTH", "WEIGHTS", "corpus", "decode", "encode",
-           "heldout", "load", "load_params", "passages", "past_training", "prompts", "save", "tokenizer", "tokenizer_id"]
+           "heldout", "load", "load_params", "passages", "past_training", "prompts", "save", "tokenizer",
+           "tokenizer_id"]

@@ -8,8 +8,8 @@ import numpy as np
 class KVCache:
     """Keys and values of all layers: two arrays (layers, batch, n_kv_heads, slots, head_dim), float32.
 
-    rows: how many slots are in use; a row's index says where it lies, and nothing else. positions: (rows,), the position
-    in the sequence that each row's key was rotated to. The slots double when an append needs more.
+    rows: how many slots are in use; a row's index says where it lies, and nothing else. positions: (rows,), the
+    position in the sequence that each row's key was rotated to. The slots double when an append needs more.
     """
 
     def __init__(self, config, batch: int = 1, slots: int = 64):

@@ -14,7 +14,7 @@ from lab.toy.transformer import Config, TransformerLM, config_like, softmax, tru
 
 @dataclass(frozen=True, eq=False)
 class Sized:
-    """A model of the toy family, and the bytes that its weights would take. target: whose draft it is, "" for a target."""
+    """A model of the toy family, and the bytes that its weights would take. target: a draft's target, else ""."""
 
     name: str
     target: str
@@ -22,7 +22,7 @@ class Sized:
     weight_bytes: float
 
     def step_bytes(self, context: int, float_bytes: float) -> float:
-        """Bytes that a decode step reads after `context` tokens: the weights, and the cache at float_bytes per value."""
+        """Bytes that a decode step reads after `context` tokens: weights, and the cache at float_bytes per value."""
         c = self.lm.config
         return self.weight_bytes + context * c.n_layers * 2 * c.n_kv_heads * c.head_dim * float_bytes
 

@@ -43,7 +43,8 @@ HELD_OUT_CODE = ("textwrap.py", "fractions.py", "heapq.py", "csv.py", "queue.py"
                  "graphlib.py", "configparser.py", "json/decoder.py", "zipapp.py", "cmd.py")
 HELD_OUT_PROSE = ("with", "try", "lambda", "atom-identifiers", "context-managers", "naming",
                   "operator-summary", "attribute-access", "integers", "numbers", "if", "while", "raise", "del")
-SKIPPED = ("encodings", "test", "tests", "idle_test", "site-packages", "lib2to3", "pydoc_data", "__pycache__", "ensurepip")
+SKIPPED = ("encodings", "test", "tests", "idle_test", "site-packages", "lib2to3", "pydoc_data", "__pycache__",
+           "ensurepip")
 EOS = "<|end|>"
 CONTEXT, BATCH = toy.TRAINED_LENGTH, 16
 CORPUS_BYTES = 4_000_000                             # of code; of prose there is less, and all is taken

@@ -16,8 +16,8 @@ from functools import lru_cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from lab.support.errors import BadInput, require
 from lab.models.pending import Pending, check_room, check_settled, checked_ids
+from lab.support.errors import BadInput, require
 from lab.toy.cache import KVCache
 from llm_math import ModelShape
 
@@ -41,8 +41,8 @@ class Config:
         for name in ("vocab_size", "hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "max_length"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         if self.n_heads % self.n_kv_heads:
-            raise BadInput(f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: each KV head serves "
-                           "the same number of query heads.")
+            raise BadInput(f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: each KV head "
+                           "serves the same number of query heads.")
         if self.head_dim % 2:
             raise BadInput(f"head_dim = {self.head_dim} is odd: RoPE rotates pairs, so an even number would be right.")
 
@@ -176,7 +176,7 @@ class TransformerLM:
         return self.committed + len(self._pending)
 
     def send(self, tokens, parents=None) -> np.ndarray:
-        """Run tokens (n,) behind the sequence, or as nodes of a tree -> logits (n, V), row i for what follows tokens[i].
+        """Run tokens (n,) behind the sequence, or as nodes of a tree -> logits (n, V), row i behind tokens[i].
 
         parents: of each token an earlier node (nodes count from the last commit on) or -1, the last committed token;
         None: a chain behind the last token sent. Nothing is committed.
@@ -314,7 +314,8 @@ def generate_batch(lm: TransformerLM, tokens, n_new: int, temperature: float = 0
 def sample_tokens(params: dict, config: Config, n_seq: int, length: int, seed: int, temperature: float = 1.0):
     """(n_seq, length) ids sampled from the model, each sequence from a random first token."""
     if n_seq < 1 or length < 1:
-        raise BadInput(f"sample_tokens cannot make {n_seq} sequences of {length} tokens: 1 or more of each would be right.")
+        raise BadInput(f"sample_tokens cannot make {n_seq} sequences of {length} tokens: 1 or more of each would be "
+                       "right.")
     rng = np.random.default_rng(seed)
     first = rng.integers(config.vocab_size, size=(n_seq, 1))
     return generate_batch(TransformerLM(params, config), first, length - 1, temperature, rng)

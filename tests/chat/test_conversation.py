@@ -19,8 +19,7 @@ from lab.chat.conversation import Chat
 from lab.chat.settings import checked, gathered
 from lab.drafters.tiers import NgramDrafter
 from lab.ngram import NgramTable, build_table, disk
-from talker import ALPHABET, EOS, V, Talker, plain, say, settings
-
+from talker import ALPHABET, EOS, Talker, V, plain, say, settings
 
 # -- turns ---------------------------------------------------------------------------------------------------
 

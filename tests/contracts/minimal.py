@@ -25,8 +25,9 @@ class MinimalDecoder:
     def send(self, tokens, parents=None):
         tokens, first = list(tokens), len(self._nodes)
         parents = range(first - 1, first + len(tokens) - 1) if parents is None else list(parents)
-        if not tokens or len(tokens) != len(parents) or not all(0 <= t < self.vocab_size and t == int(t) for t in tokens) \
-                or any(not -1 <= parent < first + i for i, parent in enumerate(parents)):
+        known = all(0 <= t < self.vocab_size and t == int(t) for t in tokens)
+        earlier = all(-1 <= parent < first + i for i, parent in enumerate(parents))
+        if not tokens or len(tokens) != len(parents) or not known or not earlier:
             raise BadInput(f"{tokens} with parents {parents} cannot be sent.")
         self._nodes += zip(tokens, parents)
         return np.array([self._logits((*self._tokens, *self._path(i))) for i in range(first, len(self._nodes))])

@@ -9,7 +9,6 @@ from functools import cache, partial
 from importlib.util import find_spec
 
 import numpy as np
-from minimal import MinimalDecoder, MinimalDrafter
 
 from console import BadInput
 from lab import toy
@@ -25,6 +24,7 @@ from lab.measure.scripted import FakeDecoder, ProtocolError, table_logits
 from lab.models.kept_prefix import KeptPrefix
 from lab.models.pending import check_settled
 from lab.toy.transformer import Config, TransformerLM, config_like, init_params, truncate
+from minimal import MinimalDecoder, MinimalDrafter
 
 # -- decoders --------------------------------------------------------------------------------------------------
 

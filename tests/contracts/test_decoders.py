@@ -4,11 +4,11 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from registry import DECODERS
 
 from decode_lab import autoregressive_generate, prefill, speculative_generate, tree_generate
 from lab.drafters.lookup import PromptLookup
 from lab.measure.scripted import ScriptedDrafter, tree
+from registry import DECODERS
 
 
 @pytest.fixture(params=DECODERS)

@@ -4,14 +4,14 @@ import inspect
 
 import numpy as np
 import pytest
-from minimal import MinimalDecoder, MinimalDrafter
-from registry import DRAFTERS, logits_like
 
 from console import BadInput
 from decode_lab import Drafter, Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.lookup import SuffixLookup
 from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import Counted, FakeDecoder, ScriptedDrafter, one_hot, random_decoder, table_logits
+from minimal import MinimalDecoder, MinimalDrafter
+from registry import DRAFTERS, logits_like
 
 V, PROMPT = 6, [2, 3, 2, 1, 2, 3]
 
@@ -74,7 +74,7 @@ def run(kind, target, n_new, gamma=3, seed=0, rng=None, prompt=PROMPT, **options
     forwards = target.forwards
     tokens, report = speculative_generate(target, Watched(drafter, target, models.values()), prompt, n_new, gamma,
                                           rng=rng, **options)
-    assert target.forwards - forwards == len(report.rounds) + (len(prompt) > 1), "one forward per round, and the prefill"
+    assert target.forwards - forwards == len(report.rounds) + (len(prompt) > 1), "one a round, and the prefill"
     assert report.n_tokens == len(tokens) - len(prompt) == len(report.rounds) + report.accepted
     return tokens.tolist(), report, models
 

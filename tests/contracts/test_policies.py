@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-from registry import CURVE, POLICIES
 
 from console import BadInput
 from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate
@@ -14,6 +13,7 @@ from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import FakeDecoder, random_decoder, table_logits
+from registry import CURVE, POLICIES
 
 
 @pytest.fixture(params=POLICIES)

@@ -373,11 +373,13 @@ def test_the_record_has_everything_as_plain_json(tiny, script, tmp_path):
                             "versions"]
     assert record["demo"] == "99"
     assert record["tables"] == [{
-        "id": "speed", "title": "Speed × γ", "columns": ["γ", "time", "odd", "text", "none", "more"], "measured": ["time"],
+        "id": "speed", "title": "Speed × γ", "columns": ["γ", "time", "odd", "text", "none", "more"],
+        "measured": ["time"],
         "rows": [[1, 0.5, None, "≥ 1", None, False], [3, 1.5, None, "≥ 1", None, True],
                  [5, 2.5, None, "≥ 1", None, True]]}]
-    assert record["observations"] == [{"id": "batch", "text": "Batch 1 is 50.0% of two.", "holds": True, "measured": False},
-                                      {"id": "reading", "text": "A reading.", "holds": False, "measured": True}]
+    assert record["observations"] == [
+        {"id": "batch", "text": "Batch 1 is 50.0% of two.", "holds": True, "measured": False},
+        {"id": "reading", "text": "A reading.", "holds": False, "measured": True}]
     assert record["host"]["cores"] >= 1 and record["host"]["cpu"] and record["host"]["os"]
     assert record["versions"]["numpy"] == np.__version__
     assert "torch" not in record["versions"]  # it was not imported

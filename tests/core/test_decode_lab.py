@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from loops import PROMPT, TEXT, V, check, one_sentence, run_script
 
 import decode_lab as dl
 from console import BadInput
 from decode_lab import Draft, Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.model import ModelDrafter
 from lab.measure.scripted import FakeDecoder, ScriptedDrafter, chain, from_text, one_hot, script, tree
+from loops import PROMPT, TEXT, V, check, one_sentence, run_script
 
 # -- the loop, on a script -----------------------------------------------------------------------------------
 

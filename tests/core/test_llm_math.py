@@ -9,10 +9,29 @@ from hypothesis import strategies as st
 import llm_math
 from console import BadInput
 from hw_specs import CHIPS, H100, RTX_4090
-from llm_math import (LLAMA31_8B, LLAMA32_1B, MODELS, QWEN3_4B, ModelShape, alpha_from_tau, best_cascade, best_gamma,
-                      best_round, cascade_cost, critical_batch, element_bytes, expected_tokens, extra_arithmetic,
-                      fit_step_time, from_hf_config, max_batch, model, speedup, tau_from_positions,
-                      verify_time)
+from llm_math import (
+    LLAMA31_8B,
+    LLAMA32_1B,
+    MODELS,
+    QWEN3_4B,
+    ModelShape,
+    alpha_from_tau,
+    best_cascade,
+    best_gamma,
+    best_round,
+    cascade_cost,
+    critical_batch,
+    element_bytes,
+    expected_tokens,
+    extra_arithmetic,
+    fit_step_time,
+    from_hf_config,
+    max_batch,
+    model,
+    speedup,
+    tau_from_positions,
+    verify_time,
+)
 
 alphas = st.floats(0, 0.999)
 gammas = st.integers(1, 40)

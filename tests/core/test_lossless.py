@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import IRREGULAR, Watched, check, quick
 
 import decode_lab as dl
 from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate, verify
@@ -15,6 +14,7 @@ from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import FakeDecoder, ScriptedDrafter, random_decoder, tree
 from lab.support.checks import check_draft
 from lab.toy.transformer import Config, TransformerLM, init_params
+from loops import IRREGULAR, Watched, check, quick
 
 # -- greedy equality on transformers -------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from loops import one_sentence
 
 import decode_lab as dl
 from console import BadInput
 from decode_lab import Draft, Sampler, accept, residual, verify
 from lab.measure.enumeration import outcomes
 from lab.measure.scripted import chain, one_hot, tree
+from loops import one_sentence
 
 # -- the rule ------------------------------------------------------------------------------------------------
 

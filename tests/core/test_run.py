@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from loops import PROMPT, TEXT, V
 
 import decode_lab as dl
 from decode_lab import Round, Run, autoregressive_generate, speculative_generate
 from lab.measure.scripted import FakeDecoder, ScriptedDrafter, from_text, script
+from loops import PROMPT, TEXT, V
 
 # -- metrics -------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import IRREGULAR, one_sentence, quick
 
 from console import BadInput
 from decode_lab import Run, autoregressive_generate, tree_generate
@@ -18,6 +17,7 @@ from lab.drafters.best_tree import (
 )
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.scripted import random_decoder
+from loops import IRREGULAR, one_sentence, quick
 
 
 @pytest.mark.parametrize("widths, counted", [

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import PROMPT, TEXT, V
 
 from console import BadInput
 from decode_lab import Run, Sampler, autoregressive_generate, speculative_generate
@@ -19,6 +18,7 @@ from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import FakeDecoder, ScriptedDrafter, chain, from_text, random_decoder, script, tree
 from llm_math import cascade_cost
+from loops import PROMPT, TEXT, V
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 

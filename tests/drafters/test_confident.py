@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from policies import law_of
 
 from decode_lab import Sampler, speculative_generate
 from lab.drafters.draft_length import AIMD
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.measure.enumeration import same_distribution
 from lab.measure.scripted import FakeDecoder, one_hot, random_decoder, script
+from policies import law_of
 
 # -- a draft that ends by itself -----------------------------------------------------------------------------
 

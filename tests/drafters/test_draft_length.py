@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from policies import FLAT, STEEP, cost, play, write
 
 from console import BadInput
 from decode_lab import Round, Run
@@ -14,6 +13,7 @@ from lab.drafters.lookup import PromptLookup
 from lab.drafters.model import ConfidentDrafter
 from lab.measure.scripted import Counted, random_decoder
 from llm_math import best_gamma, best_round, expected_tokens, model, verify_time
+from policies import FLAT, STEEP, cost, play, write
 
 # -- fixed, AIMD, floor --------------------------------------------------------------------------------------
 

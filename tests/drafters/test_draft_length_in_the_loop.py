@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from policies import FLAT, POLICIES, STEEP, cost, law_of, play, seen, write
 
 from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.draft_length import AIMD, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds, steps
@@ -12,6 +11,7 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.measure.enumeration import same_distribution
 from lab.measure.scripted import Counted, from_text, random_decoder, script
+from policies import FLAT, POLICIES, STEEP, cost, law_of, play, seen, write
 
 # -- in the loop ---------------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ def test_a_penalty_counts_on_a_tensor_too():
 def test_log_probs_of_a_tensor_are_those_of_numpy():
     row = np.random.default_rng(3).standard_normal(50).astype(np.float32)
     for vocab_size in (50, 30):
-        np.testing.assert_allclose(log_probs(torch.from_numpy(row), [3, 7], vocab_size), log_probs(row, [3, 7], vocab_size),
-                                   rtol=1e-6)
+        np.testing.assert_allclose(log_probs(torch.from_numpy(row), [3, 7], vocab_size),
+                                   log_probs(row, [3, 7], vocab_size), rtol=1e-6)
 
 
 def test_only_a_few_numbers_come_to_the_host(monkeypatch):

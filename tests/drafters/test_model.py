@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from loops import PROMPT, TEXT, V, Watched, check, drafters_of, one_sentence
 
 from console import BadInput
 from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate
@@ -10,6 +9,7 @@ from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.scripted import FakeDecoder, one_hot, random_decoder, script, table_logits
 from lab.toy.transformer import QCFG, TransformerLM, init_params
+from loops import PROMPT, TEXT, V, Watched, check, drafters_of, one_sentence
 
 
 @pytest.mark.parametrize("make", range(3))

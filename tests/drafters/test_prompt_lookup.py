@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import V, quick, run_script
 
 from console import BadInput
 from decode_lab import speculative_generate
 from lab.drafters.lookup import PromptLookup
 from lab.measure.scripted import Counted, script
+from loops import V, quick, run_script
 
 # -- prompt lookup -------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ LINE = {(i,): (i + 1, *SURE) for i in range(40)}
 
 
 def best_length(chances, price):
-    """How many tokens give the most tokens per step, by trying all: each chance given that those before it came true."""
+    """How many tokens give the most tokens per step, by trying all: each chance given those before it."""
     reached = np.cumprod(chances)
     rates = [(1 + reached[:n].sum()) / (1 + n * price) for n in range(len(chances) + 1)]
     return int(np.argmax(rates)) if price else len(chances)
@@ -126,7 +126,7 @@ def test_the_best_length_by_hand():
 @quick
 @given(counts=st.lists(st.integers(1, 19), min_size=1, max_size=10), price=st.floats(0.001, 1))
 def test_a_token_is_drafted_while_it_raises_the_tokens_per_step(counts, price):
-    counts = sorted(counts, reverse=True)                    # chances that fall: then stopping at the first loss is best
+    counts = sorted(counts, reverse=True)                    # falling chances: stopping at the first loss is best
     table = FakeTable({(i,): (i + 1, count, 19) for i, count in enumerate(counts)})
     assert len(proposed([0], 10, [table], price=price)) == best_length([count / 20 for count in counts], price)
 
@@ -240,8 +240,8 @@ def test_tokens_cut_off_by_the_end_teach_nothing_and_each_draft_is_read_once():
     drafter = NgramDrafter([table], None, price=0.3, discount=1)
     drafter.start(script([0], V), Sampler(), [0])
     assert len(drafter.propose([0], 9).tokens) == best_length([9 / 13] * 9, 0.3) > 1
-    drafter.verified([0, 1], [], None)                                                   # the budget ended behind the first of them
-    drafter.verified([0, 1, 9, 9, 9], [], None)                                          # a round without a draft
+    drafter.verified([0, 1], [], None)                                     # the budget ended behind the first of them
+    drafter.verified([0, 1, 9, 9, 9], [], None)                            # a round without a draft
     guess = (1 + 9 / 13) / 2                                               # one test, kept
     assert len(drafter.propose([0], 9).tokens) == best_length([guess] * 9, 0.3)
 

@@ -4,12 +4,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from loops import PROMPT, TEXT, V, Watched, check, one_sentence
 
 from console import BadInput
 from decode_lab import Sampler, tree_generate
 from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape, tokens_to
 from lab.measure.scripted import ScriptedDrafter, random_decoder, script, tree
+from loops import PROMPT, TEXT, V, Watched, check, one_sentence
 
 # -- trees ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def test_tree_drafter_takes_the_likeliest_children_in_order():
     drafter = TreeDrafter(draft, TreeShape.branching([3, 2]))
     drafter.start(target, Sampler(), [0, 1])
     proposed = drafter.propose([0, 1], 9, None)
-    ranked = lambda history, n: np.argsort(-draft._logits(history), kind="stable")[:n].tolist()  # noqa: E731
+    ranked = lambda history, n: np.argsort(-draft._logits(history), kind="stable")[:n].tolist()
     assert proposed.tokens[:3] == ranked((0, 1), 3) and proposed.parents[:3] == [-1] * 3
     for node in range(3):
         below = [proposed.tokens[i] for i in proposed.children()[node]]
@@ -141,5 +141,6 @@ def test_the_candidates_of_a_tree_are_chosen_after_the_repetition_penalty():
     sampler = Sampler(repetition_penalty=5.0)
     for seed in range(5):
         target, draft = random_decoder(9, seed), random_decoder(9, seed)
-        run = tree_generate(target, TreeDrafter(draft, TreeShape.branching((1,) * 4)), [0, 1, 2], 40, sampler=sampler)[1]
+        chain = TreeDrafter(draft, TreeShape.branching((1,) * 4))
+        run = tree_generate(target, chain, [0, 1, 2], 40, sampler=sampler)[1]
         assert run.alpha == 1

@@ -8,12 +8,13 @@ torch = pytest.importorskip("torch")
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from console import BadInput
-from decode_lab import autoregressive_generate, speculative_generate
+from decode_lab import Draft, autoregressive_generate, speculative_generate
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
 from lab.drafters.tiers import NgramDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-from lab.measure import generate as rivals, llama_cpp
+from lab.measure import generate as rivals
+from lab.measure import llama_cpp
 from lab.measure.scripted import ScriptedDrafter
 from lab.models import finding
 from lab.models.decoder import HFDecoder
@@ -239,6 +240,19 @@ def test_rounds_read_off_from_outside():
         rivals.as_run(1.0, sent[1:], got, (), "budget")
 
 
+class Nameless:
+    """A drafter without the optional name, whose draft is a tree of two branches."""
+
+    def start(self, target, sampler, prompt):
+        pass
+
+    def propose(self, tokens, gamma, rng):
+        return Draft([5, 6], [None, None], ["", ""], [-1, -1])
+
+    def verified(self, tokens, path, hidden):
+        pass
+
+
 def test_misuse_is_one_sentence(decoder):
     small, other = HFDecoder(llama(vocab_size=90), name="small"), HFDecoder(decoder.model, name="same")
     neox = HFDecoder(GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)), name="neox")
@@ -253,6 +267,7 @@ def test_misuse_is_one_sentence(decoder):
             (lambda: rivals.generate(decoder, [5], 3, drafter=ModelDrafter(small)), "vocabulary of 90"),
             (lambda: rivals.generate(decoder, [5], 3, drafter=TreeDrafter(other, TreeShape.branching((2,)))),
              "same drafts trees"),
+            (lambda: rivals.generate(decoder, [5], 3, drafter=Nameless()), "the drafter drafts trees"),
             (lambda: rivals.generate(decoder, [5], 3, drafter=ModelDrafter(LayerDraft(decoder, [0, 1]))),
              "the target's own cache"),
             (lambda: rivals.generate(decoder, [5], 3, prompt_lookup=-1), "prompt_lookup is -1"),

@@ -9,7 +9,8 @@ from lab.drafters.lookup import PromptLookup
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.known_texts import KnownText, Remembered
-from lab.measure.scripted import ScriptedDrafter, random_decoder, tree as tree_draft
+from lab.measure.scripted import ScriptedDrafter, random_decoder
+from lab.measure.scripted import tree as tree_draft
 from lab.models.kept_prefix import KeptPrefix
 
 PROMPT = toy.encode(toy.heldout("code")[:400])[:24]
@@ -143,7 +144,6 @@ def test_a_prompt_that_goes_on_from_the_text_sends_what_is_new(tree):
 def test_real_models_go_back_as_far_as_they_can(kind):
     torch = pytest.importorskip("torch")
     import test_hf_classes as classes
-
     from lab.models.decoder import HFDecoder
     torch.set_num_threads(1)
     model = classes.build(kind)

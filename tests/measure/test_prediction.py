@@ -1,4 +1,4 @@
-"""Methods, turns, costs and predictions on small random models: against the loops, a forward without a cache, by hand."""
+"""Methods, turns, costs and predictions on small random models: against the loops, an uncached forward, by hand."""
 
 import numpy as np
 import pytest
@@ -9,16 +9,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate, tree_generate
 from lab.drafters.best_tree import draft_ranks
+from lab.drafters.draft_length import CostAware
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ModelDrafter
-from lab.drafters.trees import TreeDrafter
-from lab.drafters.trees import TreeShape
-from lab.models.decoder import HFDecoder
-from lab.measure import costs, engines, generate as rivals, llama_cpp, prediction, timing, turns
+from lab.drafters.trees import TreeDrafter, TreeShape
+from lab.measure import costs, engines, llama_cpp, prediction, timing, turns
+from lab.measure import generate as rivals
 from lab.measure.along import read_along
 from lab.measure.costs import StepCurve
-from lab.drafters.draft_length import CostAware
 from lab.measure.turns import Method
+from lab.models.decoder import HFDecoder
 from lab.models.layers import LayerDraft
 from lab.models.rounded import quantized
 

@@ -69,6 +69,6 @@ def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(given):
     """It must be asked for before torch is loaded."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     code = "import sys, os, console; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env | ({"OMP_WAIT_POLICY": given} if given else {}),
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
+                          env=env | ({"OMP_WAIT_POLICY": given} if given else {}))
     assert done.stdout.split() == [given or "passive", "False"], done.stderr

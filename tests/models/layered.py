@@ -2,8 +2,18 @@
 
 import numpy as np
 import torch
-from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM,
-                          MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 V, N = 97, 5
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=N, num_attention_heads=4, intermediate_size=64,

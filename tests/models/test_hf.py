@@ -10,13 +10,25 @@ torch = pytest.importorskip("torch")
 import transformers
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, Lfm2Config, Lfm2ForCausalLM, LlamaConfig,
-                          LlamaForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM,
-                          PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration)
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from console import BadInput
 from decode_lab import Draft, autoregressive_generate, speculative_generate, tree_generate
 from lab.drafters.lookup import PromptLookup
-from console import BadInput
 from lab.measure import timing
 from lab.models import finding, loading, versions
 from lab.models.decoder import HFDecoder

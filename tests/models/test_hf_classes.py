@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 import transformers
 
+from console import BadInput
 from decode_lab import Run, Sampler, autoregressive_generate, speculative_generate, tree_generate
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-from console import BadInput
 from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import chain, tree
 from lab.models.decoder import HFDecoder

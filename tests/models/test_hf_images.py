@@ -1,4 +1,4 @@
-"""Images in lab/models/images.py: a small random LFM3-VL from a folder, against transformers' own forward and generate."""
+"""Images in lab/models/images.py: a small random LFM3-VL from a folder, against transformers' own functions."""
 
 import io
 import json
@@ -16,8 +16,8 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate
 from console import BadInput
+from decode_lab import Sampler, autoregressive_generate, speculative_generate, tree_generate
 from lab.chat.check import compared
 from lab.chat.command import run as run_chat
 from lab.measure import divergence

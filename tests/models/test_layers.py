@@ -311,14 +311,16 @@ def test_layers_that_read_the_keys_of_others_are_refused():
         LayerDraft(HFDecoder(model), (0, 1))
 
 
-OTHERS = ["GPT-2", "GPT-Neo", "GPT-J", "CodeGen", "GPTBigCode", "OPT", "BLOOM", "Falcon rotary", "Falcon ALiBi", "MPT", "DBRX",
-          "Qwen2", "Mistral", "Mixtral", "Gemma 2", "Gemma 3", "Phi", "Granite", "DeepSeek-V3", "ModernBERT decoder", "XGLM"]
+OTHERS = ["GPT-2", "GPT-Neo", "GPT-J", "CodeGen", "GPTBigCode", "OPT", "BLOOM", "Falcon rotary", "Falcon ALiBi", "MPT",
+          "DBRX", "Qwen2", "Mistral", "Mixtral", "Gemma 2", "Gemma 3", "Phi", "Granite", "DeepSeek-V3",
+          "ModernBERT decoder", "XGLM"]
 
 
 QUICK = {"GPT-2", "GPT-Neo", "MPT", "Falcon ALiBi", "Mixtral", "Gemma 3"}
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in OTHERS])
 def test_layers_draft_wherever_a_class_keeps_its_list_of_them(name):
     """All of them draft what the target says, and what a search keeps changes no text."""
     target = HFDecoder(model_classes.build(name), name=name)
@@ -334,7 +336,8 @@ def test_layers_draft_wherever_a_class_keeps_its_list_of_them(name):
 
 
 @pytest.mark.parametrize("name, reason", [
-    ("LongCat Flash", "keeps its 4 layers in no list of 4 modules"), ("Gemma 3n shared keys", "read the keys of others"),
+    ("LongCat Flash", "keeps its 4 layers in no list of 4 modules"),
+    ("Gemma 3n shared keys", "read the keys of others"),
     pytest.param("Gemma 3n", "two of them do not make a model", marks=pytest.mark.slow)])
 def test_where_layers_cannot_draft_the_reason_is_said(name, reason):
     target = HFDecoder(model_classes.build(name), name=name)

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 import transformers
 
 from decode_lab import autoregressive_generate, speculative_generate, tree_generate
-from lab.measure.scripted import from_text
 from lab.drafters.trees import TreeDrafter, TreeShape
+from lab.measure.scripted import from_text
 from lab.models.decoder import HFDecoder
 
 COMMON = dict(vocab_size=96, hidden_size=32, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,

@@ -97,7 +97,7 @@ def test_the_kept_model_is_the_unpacked_one(cache):
         assert torch.equal(one, other), name
     names = ("vocab_size", "eos_token_id", "bos_token_id", "tie_word_embeddings", "rope_parameters", "rms_norm_eps",
              "max_position_embeddings", "head_dim", "num_key_value_heads", "hidden_act")
-    assert {name: getattr(model.config, name) for name in names} == {name: getattr(again.config, name) for name in names}
+    assert [getattr(model.config, name) for name in names] == [getattr(again.config, name) for name in names]
     assert tokenizer.get_vocab() == tokenizer_again.get_vocab()
     turns = [{"role": "user", "content": "What is 2 + 2?"}]
     rendered = [each.apply_chat_template(turns, tokenize=False) for each in (tokenizer, tokenizer_again)]

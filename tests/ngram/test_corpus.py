@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from console import BadInput
 from lab import toy
-from lab.ngram import corpus as module, files
+from lab.ngram import corpus as module
+from lab.ngram import files
 from lab.ngram.corpus import Corpus, Piece
 from lab.ngram.counting import BREAK
 from lab.ngram.tokens import token_chunks, tokenizer

@@ -16,8 +16,8 @@ import zstandard
 import console
 from console import BadInput
 from lab import __main__ as runner
-from lab.ngram import command as ngram_cli
 from lab import toy
+from lab.ngram import command as ngram_cli
 from lab.ngram.corpus import Corpus
 from lab.ngram.table import NgramTable
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from console import BadInput
-from lab.ngram import disk, table as ngram, verify
+from lab.ngram import disk, verify
+from lab.ngram import table as ngram
 from lab.ngram.format import FIELDS, MAGIC, PAGE
 from lab.ngram.table import NgramTable
 from made_tables import every_context, expected, parts_of, patch, refused, unchecked, write

@@ -24,8 +24,8 @@ def test_the_lists_are_those_of_the_project():
 def without(blocked, *argv, environment=None, cwd=None, root=console.ROOT):
     """python -m lab argv, in a Python that does not find these packages; its children do not find them either."""
     path = os.pathsep.join([str(blocked), str(root)])
-    return subprocess.run([sys.executable, "-m", "lab", *argv], capture_output=True, text=True, encoding="utf-8", timeout=120,
-                          cwd=cwd, env={**os.environ, "PYTHONPATH": path, **(environment or {})})
+    return subprocess.run([sys.executable, "-m", "lab", *argv], capture_output=True, text=True, encoding="utf-8",
+                          timeout=120, cwd=cwd, env={**os.environ, "PYTHONPATH": path, **(environment or {})})
 
 
 @pytest.fixture
@@ -102,7 +102,8 @@ def installed(tmp_path):
 def test_an_installed_copy_leaves_its_files_in_the_current_folder(installed, no_torch, tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    done = without(no_torch, "run", "97", "--json", "97.json", environment={"DECODE_LAB_OUT": ""}, cwd=here, root=installed)
+    done = without(no_torch, "run", "97", "--json", "97.json", environment={"DECODE_LAB_OUT": ""}, cwd=here,
+                   root=installed)
     assert done.returncode == 0, done.stderr
     assert sorted(path.relative_to(here).as_posix() for path in here.rglob("*")) == ["97.json", "out", "out/97-1.png",
                                                                                    "out/97.txt"]

@@ -45,8 +45,8 @@ def test_sliders_do_nothing_in_a_script(capsys):
 
 
 def test_a_moved_slider_calls_the_function(monkeypatch):
-    import ipywidgets
     import IPython.display
+    import ipywidgets
 
     calls, shown, made = [], [], []
     for kind in ("IntSlider", "FloatSlider", "SelectionSlider"):

@@ -1,6 +1,7 @@
 """The toy models that tests of this room run over."""
 
 import pytest
+
 from toys import MODELS
 
 

@@ -17,7 +17,8 @@ def test_bytes_are_those_of_weights_and_cache():
     assert target.weight_bytes == 2 * QCFG.n_params()
     kv = QCFG.n_layers * 2 * QCFG.n_kv_heads * QCFG.head_dim
     assert target.step_bytes(10, 2.0) - target.step_bytes(0, 2.0) == 10 * kv * 2
-    assert rounded("int4-g32", "large", MODEL, 2.0).weight_bytes == quantize_params(MODEL[0], "int4-g32", float_bytes=2.0)[1].bytes
+    sizes = quantize_params(MODEL[0], "int4-g32", float_bytes=2.0)[1]
+    assert rounded("int4-g32", "large", MODEL, 2.0).weight_bytes == sizes.bytes
 
 
 def test_all_layers_are_the_target_and_fewer_are_not():

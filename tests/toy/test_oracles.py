@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import MHA, MQA, TINY, close, random_lm, text_for
 
 from console import BadInput
 from decode_lab import autoregressive_generate
@@ -21,6 +20,7 @@ from lab.toy.transformer import (
     sample_tokens,
     truncate,
 )
+from toys import MHA, MQA, TINY, close, random_lm, text_for
 
 # -- oracles -------------------------------------------------------------------------------------------------
 

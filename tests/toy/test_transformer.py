@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import threadpoolctl
-from toys import MODELS, TINY, branches, close, path_to, random_lm, text_for
 
 from console import BadInput
 from lab.models.pending import Pending
 from lab.toy.cache import KVCache
 from lab.toy.transformer import TransformerLM, config_like, generate_batch, init_params, truncate
+from toys import MODELS, TINY, branches, close, path_to, random_lm, text_for
 
 # -- one forward, three ways ---------------------------------------------------------------------------------
 
