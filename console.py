@@ -20,8 +20,8 @@ import re
 import runpy
 import sys
 import typing
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Callable, Iterable, Sequence
 
 from lab.support import layout, output, packages, widgets
 from lab.support import record as runs

@@ -188,7 +188,7 @@ def child_environment() -> dict[str, str]:
 
 def _value_of(name: str, flags: list[str]) -> str | None:
     value = None
-    for flag, after in zip(flags, flags[1:] + [None]):
+    for flag, after in zip(flags, [*flags[1:], None]):
         if flag == name:
             value = after
         elif flag.startswith(name + "="):
@@ -254,7 +254,7 @@ def main(argv: list[str]) -> int:
     decodable(argv)
     command, rest = (argv[0], argv[1:]) if argv else ("list", [])
     asks = rest in (["-h"], ["--help"])
-    if command in ("-h", "--help", "help") or command in ("list", "run", "doctor", "fetch", "clean") and asks:
+    if command in ("-h", "--help", "help") or (command in ("list", "run", "doctor", "fetch", "clean") and asks):
         print((__doc__ or f"python -m lab {'|'.join(COMMANDS)}").strip())  # -OO drops docstrings
         return 0
     missing = [name for name in ("rich", "tyro") if importlib.util.find_spec(name) is None]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import console
 from console import BadInput, put
@@ -100,10 +101,8 @@ def asked() -> str:
     """The next message, without the end of its line; EOFError where the input has ended."""
     terminal = sys.stdin is not None and sys.stdin.isatty()
     if terminal and console.columns():
-        try:
+        with suppress(ImportError):
             import readline  # noqa: F401 - lines can be edited, and called back
-        except ImportError:
-            pass
         try:
             return input("> ")
         except EOFError:

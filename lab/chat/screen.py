@@ -108,7 +108,7 @@ class Screen:
 
     def _write(self, text: str, style: str = "") -> None:
         # Other control characters could move the cursor, or worse.
-        text = "".join(c for c in text if c in "\n\t" or c >= " " and not "\x7f" <= c <= "\x9f")
+        text = "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
         if not self.width:
             put(text)
             return

@@ -2,9 +2,9 @@
 
 import importlib.metadata
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterable
 
 import console
 from console import print_table, print_text

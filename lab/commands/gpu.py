@@ -76,7 +76,7 @@ def _own_flags(argv: list[str]) -> tuple[str, Path, list[str]]:
         if not own[name] or own[name].startswith("-"):
             raise BadInput(f"{name} needs a value: {name} {'cuda' if name == '--device' else 'FOLDER'} would be right")
     bad = next((word for word in rest if word.partition("=")[0] in ("--json", "-h", "--help")), None)
-    if bad or rest and not rest[0].startswith("-"):
+    if bad or (rest and not rest[0].startswith("-")):
         raise BadInput(f'gpu takes --device, --out and the demos\' own flags, not "{bad or rest[0]}"')
     return own["--device"], Path(own["--out"]).expanduser(), rest
 

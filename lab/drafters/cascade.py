@@ -61,10 +61,10 @@ class CascadeDrafter(ModelDrafter):
             # row behind it is read.
             known = takewhile(lambda t: t < self.model.vocab_size, inner.tokens)
             rows = self._fitted(self._follower.send([*unread, *known])[len(unread) - 1:])
-            path, token, tested = verify(inner, rows, self._sampler, text, rng)
+            path, own, tested = verify(inner, rows, self._sampler, text, rng)
 
             # 3. What the middle accepted, and its own token, are the draft for the target, with the middle's q.
-            for row, token in zip(rows, [*(inner.tokens[i] for i in path), token]):
+            for row, token in zip(rows, [*(inner.tokens[i] for i in path), own]):
                 q = None if self._sampler.greedy else self._sampler.probs(row, text)
                 draft.add(int(token), q, self.name)
                 text.append(int(token))

@@ -75,7 +75,7 @@ def exact(logits, sampler, prompt, n_new, eos=()):
             history = tuple(prompt) + text
             for token, p in enumerate(sampler.probs(logits(history), history)):
                 if p > 0:
-                    longer[text + (token,)] = weight * p
+                    longer[(*text, token)] = weight * p
         table = longer
     return table
 

@@ -107,7 +107,7 @@ class HFDecoder:
         with self._unless_it_fails():
             n = len(self._pending.add(tokens, parents))
             self.moves += 1
-            if self._tree is not None or not self._pending.is_chain and self.tree_as_paths:
+            if self._tree is not None or (not self._pending.is_chain and self.tree_as_paths):
                 return self._send_paths(n)
             return self._send_rows(n)
 

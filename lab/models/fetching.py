@@ -53,7 +53,7 @@ def fetch(hub_id: str) -> Path:
                            f"model.safetensors would be right")
         here = [file for file in files if Path(file.local_path).exists()]
         broken = _broken(here, [file.filename for file in files])
-        missing = [file for file in files if file.filename in broken or file.filename in wanted and file not in here]
+        missing = [file for file in files if file.filename in broken or (file.filename in wanted and file not in here)]
         size, place = sum(file.file_size or 0 for file in missing), Path(cache_folder())
         free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
         if size > free:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import torch
@@ -120,7 +121,7 @@ def _tried(target: HFDecoder) -> str:
 
 def _checked_layers(target: HFDecoder, layers) -> tuple[int, ...]:
     kept, n = tuple(int(i) for i in layers), target.config.num_hidden_layers
-    if not kept or kept[0] != 0 or any(b <= a for a, b in zip(kept, kept[1:])) or kept[-1] >= n:
+    if not kept or kept[0] != 0 or any(b <= a for a, b in pairwise(kept)) or kept[-1] >= n:
         raise BadInput(f"layers {list(kept)} cannot be kept of {target.name}: increasing numbers from 0, which alone "
                        f"reads the embeddings, to at most {n - 1} would be right")
     if reason := why_no_layers(target):

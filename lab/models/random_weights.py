@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def random_config(shape: ModelShape):
         grouped: dict[str, Any] = dict(num_key_value_heads=shape.n_kv_heads, head_dim=shape.head_dim)
         attention = shape.n_layers - shape.n_conv
         passed = [i * attention // shape.n_layers for i in range(shape.n_layers + 1)]
-        spread = ["full_attention" if b > a else "conv" for a, b in zip(passed, passed[1:])]
+        spread = ["full_attention" if b > a else "conv" for a, b in pairwise(passed)]
         if shape.norm_bias:
             config = transformers.GPTNeoXConfig(attention_bias=shape.attention_bias, **common)
         elif shape.n_conv and shape.n_windowed:

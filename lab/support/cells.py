@@ -19,7 +19,7 @@ def cells(source: str) -> list[Cell]:
     """The cells of a demo's source, in order; the text of a markdown cell without its comment marks."""
     found, lines = [], source.splitlines()
     starts = [i for i, line in enumerate(lines) if re.match(r"# %%(\s|$)", line)]
-    for start, end in zip(starts, starts[1:] + [len(lines)]):
+    for start, end in zip(starts, [*starts[1:], len(lines)]):
         markdown = "[markdown]" in lines[start]
         tags = re.search(r"tags=\[([^\]]*)\]", lines[start])
         body = lines[start + 1:end]

@@ -87,7 +87,7 @@ def _shown(spec: str, value, bounds: list) -> list[str]:
 
 def _format(x, spec: str, extra: int) -> str:
     """x by a format spec whose precision is raised by `extra` digits."""
-    if x is None or isinstance(x, float) and math.isnan(x):
+    if x is None or (isinstance(x, float) and math.isnan(x)):
         return "nothing" if x is None else "nan"
     if not spec:
         return str(x) if isinstance(x, int) else significant(float(x), 3 + extra)

@@ -3,7 +3,7 @@
 import difflib
 import math
 import os
-from typing import Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 HELP = " (--help lists them)"
 SHOWN_AT_MOST = 60  # characters of a value in a sentence
@@ -69,7 +69,7 @@ def cut(text: str) -> str:
 def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:
     """The up to n names most like `name`, best first: alike in their letters, or in how they begin."""
     def likeness(known: str) -> float:
-        shared = len(os.path.commonprefix([name.lower(), known.lower()]))
+        shared = len(os.path.commonprefix([name.lower(), known.lower()]))  # noqa: RUF071 - of letters, not paths
         alike = difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio()
         return alike + 2 * shared / max(len(name), 1)
 

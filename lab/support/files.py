@@ -2,9 +2,9 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Iterator
 
 from lab.support.errors import BadInput
 

@@ -9,8 +9,9 @@ import re
 import sys
 import textwrap
 import typing
-from contextlib import redirect_stderr, redirect_stdout
-from typing import Annotated, Any, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from typing import Annotated, Any
 
 from lab.support import output
 from lab.support.errors import HELP, BadInput, cut, nearest_words
@@ -271,7 +272,7 @@ def field_docs(cls, source: str = "") -> dict[str, str]:
 
 def _docs_in(body: list, lines: list[str]) -> dict[str, str]:
     docs = {}
-    for node, after in zip(body, body[1:] + [None]):
+    for node, after in zip(body, [*body[1:], None]):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         behind = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset:]
@@ -289,7 +290,5 @@ def _sources(cls, source: str) -> Iterable[str]:
         yield source
     if output.in_notebook():
         yield from reversed(sys.modules["IPython"].get_ipython().user_ns.get("In", []))
-    try:
+    with suppress(OSError, TypeError):
         yield textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
-        pass

@@ -7,6 +7,7 @@ import numbers
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -53,10 +54,8 @@ class Run:
         self.path, self.script, self.in_process = path, script, in_process
         self.source = ""
         if path is not None:
-            try:
+            with suppress(OSError, UnicodeError):
                 self.source = Path(path).read_text(encoding="utf-8")
-            except (OSError, UnicodeError):
-                pass
         # In a notebook Jupyter shows the markdown, and a cell for notebooks only is none of a script's business.
         self.to_narrate = [cell for cell in cells(self.source)
                            if script and cell.markdown and "notebook" not in cell.tags]
@@ -70,7 +69,7 @@ class Run:
         self.globals: dict | None = None  # of the demo's top level
         self.json_path: Path | None = None
         self.failed = False
-        self.replaced_by: "Run | None" = None
+        self.replaced_by: Run | None = None
 
     def record(self) -> dict:
         """All that was shown, as plain JSON values."""

@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from typing import Sequence
+from collections.abc import Sequence
 
 from lab.support.errors import BadInput
 

@@ -95,4 +95,7 @@ def _caught(show: Callable, values: dict) -> dict[str, dict]:
     finally:
         record.redrawing = False
     found = {"text": {"text/plain": caught.stdout.strip("\n")}} if caught.stdout.strip() else {}
-    return found | {"figure": each.data for each in caught.outputs if "image/png" in each.data}
+    for each in caught.outputs:
+        if "image/png" in each.data:
+            found["figure"] = each.data
+    return found

@@ -115,8 +115,8 @@ def train_tokenizer(documents):
 def encode(tokenizer, documents):
     ids = []
     for text in documents:
-        ids += [0] + tokenizer.encode(text).ids
-    return np.array(ids + [0], np.int64)
+        ids += [0, *tokenizer.encode(text).ids]
+    return np.array([*ids, 0], np.int64)
 
 
 # -- the same model in torch -------------------------------------------------------------------------------
@@ -259,6 +259,12 @@ def replace(path, write):
         write(temporary)
 
 
+def _save(path, array) -> None:
+    """np.save to this very name: given a path it would add ".npy"."""
+    with open(path, "wb") as file:
+        np.save(file, array)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(FAMILY), nargs="+", default=list(FAMILY))
@@ -280,7 +286,7 @@ def main():
     for kind, texts in documents.items():
         cached = WORK / f"{kind}.npy"
         if not cached.exists():
-            replace(cached, lambda p: np.save(open(p, "wb"), encode(tokenizer, texts)))
+            replace(cached, lambda p: _save(p, encode(tokenizer, texts)))
         streams[kind] = np.load(cached)
     held = {kind: encode(tokenizer, toy.heldout(kind).split(toy.DOCUMENT_BREAK))[:20 * 1024] for kind in documents}
     print({kind: len(ids) for kind, ids in streams.items()}, {k: len(v) for k, v in held.items()}, flush=True)

@@ -1,6 +1,7 @@
 """The contract of `decode_lab.Decoder`, over every implementation in the registry."""
 
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_cache_that_grows_loses_no_row(case):
     n = min(getattr(model, "max_length", None) or 300, 300)
     text, cuts = ids(model, n), [0, n // 30, 2 * n // 3, 2 * n // 3 + 1, n - 1, n]
     rows = []
-    for a, b in zip(cuts, cuts[1:]):
+    for a, b in pairwise(cuts):
         rows.append(np.asarray(model.send(text[a:b])))
         model.commit(range(b - a))
     close(case, np.concatenate(rows), plain(case, text))
@@ -144,7 +145,7 @@ def test_a_tree_behind_a_pending_chain_in_several_calls(case, shape, parts):
         prefill(model, text)
         cuts = [0, 3, first, len(parents)] if parts == 3 else [0, first, len(parents)]
         rows = []
-        for a, b in zip(cuts, cuts[1:]):
+        for a, b in pairwise(cuts):
             if a < b:
                 rows += list(np.asarray(model.send(nodes[a:b], None if a == 0 and b == 3 else parents[a:b])))
         for row, path in zip(rows, paths_of(parents)):

@@ -62,7 +62,7 @@ def test_several_candidates_are_lossless(way):
             if way == "mixed":
                 return accept(p, [2, dl.draw(q, paths), 0], [None, q, None], paths)[1]
             drawn, qs, now = [], [], q
-            for i in range(3):
+            for _ in range(3):
                 if not now.any():
                     break
                 drawn.append(dl.draw(now, paths))

@@ -93,7 +93,7 @@ def test_a_draft_that_ends_by_itself_leaves_the_targets_distribution(kind, order
         assert same_distribution(law, plain)
         # Rounds with room for two drafts: the first; of four tokens also the second, behind a refusal at once.
         both |= {1, 2} == {r.drafted for last, r in zip([None, *rounds], rounds)
-                           if r.first or n_new == 4 and last.first and last.accepted == 0}
+                           if r.first or (n_new == 4 and last.first and last.accepted == 0)}
     assert both, "all drafts are of one length"
 
 

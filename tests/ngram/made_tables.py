@@ -68,9 +68,8 @@ def patch(path, at, data, seal=False):
 
 def refused(path, *words, **options):
     """Opening and verifying says what is wrong in one sentence that names the file."""
-    with pytest.raises(BadInput) as error:
-        with NgramTable.open(path, **options) as table:
-            table.verify()
+    with pytest.raises(BadInput) as error, NgramTable.open(path, **options) as table:
+        table.verify()
     text = str(error.value)
     assert str(path) in text and "\n" not in text and text.endswith(".")
     for word in words:

@@ -185,7 +185,7 @@ def test_what_is_no_token_is_refused(tmp_path, chunk, words):
 @pytest.mark.parametrize("options", [dict(order=1), dict(top_k=0), dict(vocab_size=0), dict(max_tokens=0),
                                      dict(order=65, vocab_size=2), dict(vocab_size=2**32)])
 def test_wrong_sizes_are_refused(tmp_path, options):
-    with pytest.raises(BadInput, match=str(list(options.values())[0])):
+    with pytest.raises(BadInput, match=str(next(iter(options.values())))):
         count([array([0, 1])], scratch=tmp_path, **{"order": 2, "vocab_size": 4, "top_k": 1, **options})
 
 

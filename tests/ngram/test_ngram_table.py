@@ -218,9 +218,8 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path, order):
                 continue
             file.seek(at)
             file.write(bytes([content[at] ^ 1 << bit]))
-            with pytest.raises(BadInput):
-                with NgramTable.open(path) as table:
-                    table.verify()
+            with pytest.raises(BadInput), NgramTable.open(path) as table:
+                table.verify()
             file.seek(at)
             file.write(content[at:at + 1])
     with NgramTable.open(path) as table:
