@@ -75,6 +75,17 @@ def distances(counts, p):
     return off.sum(axes) / 2 / np.maximum(counts.sum(axes), 1), chi_square.sum(axes)
 
 
+def against_plain(tokens, p, rng, samples: int = 2000) -> tuple[float, float, float]:
+    """(TV, noise floor, p-value) of sampled tokens against the table p (V, V) that they should come from.
+
+    TV: the total variation of how often each token followed each other one. Plain samples of the same size have one,
+    too: the noise floor is their median, the p-value the share of them (and of the tokens) with at least as large a TV.
+    """
+    counts = transitions(np.asarray(tokens), len(p))
+    tv, plain = (distances(c, p)[0] for c in (counts, rng.multinomial(counts.sum(1), p, (samples, len(p)))))
+    return float(tv), float(np.median(plain)), float((1 + (plain >= tv).sum()) / (1 + samples))
+
+
 # What may be proposed at a position: [(probability, candidates, the q of each)].
 PROPOSALS = {
     "one drawn": lambda q: [(q[x], [x], [q]) for x in np.flatnonzero(q)],
@@ -105,12 +116,6 @@ def joint(p, q, n, gamma, proposals):
     return after(0, n, gamma)
 
 
-def exact_acceptance(p, q, gamma):
-    """(acceptance at positions 1 to gamma, accepted over tested) of an endless run with these tables."""
-    accepted, reached = np.minimum(p, q), [np.eye(len(p))]
-    for _ in range(gamma):
-        reached.append(reached[-1] @ accepted)
-    next_start = sum(reached[:-1]) @ (p - accepted) + reached[-1] @ p
-    start = np.linalg.matrix_power((next_start + np.eye(len(p))) / 2, 10_000)[0]
-    alive = np.array([start @ r.sum(1) for r in reached])
-    return alive[1:] / np.maximum(alive[:-1], 1e-300), alive[1:].sum() / alive[:-1].sum()
+def off_by(p, q, gamma, proposals) -> float:
+    """The largest difference of a sequence's probability: gamma + 1 tokens that begin with a round, against plain ones."""
+    return float(np.abs(joint(p, q, gamma + 1, gamma, proposals) - joint(p, q, gamma + 1, 0, proposals)).max())

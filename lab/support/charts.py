@@ -21,3 +21,20 @@ def heat_map(rows, x: tuple, y: tuple, title: str, shade: str, absent: str = "-"
              ylabel=y[0], yticks=range(len(y[1])), yticklabels=y[1])
     fig.colorbar(image, label=shade)
     return fig
+
+
+def against_measured(title: str, measured: tuple, predicted: dict):
+    """A figure of predictions over what was measured, with error bars, and the line on which both are equal.
+
+    measured: (values, their standard errors). predicted: {name: (values, their standard errors)}.
+    """
+    from matplotlib.figure import Figure
+
+    fig = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axis = fig.subplots()
+    for (name, (values, errors)), mark in zip(predicted.items(), "os^Dv"):
+        axis.errorbar(measured[0], values, errors, measured[1], mark, label=name, elinewidth=0.8, capsize=2, alpha=0.8)
+    axis.axline((measured[0][0],) * 2, slope=1, color="0.5", linewidth=1, label="predicted = measured")
+    axis.set(title=title, xlabel="measured, ± one standard error", ylabel="predicted, ± one standard error")
+    axis.legend()
+    return fig

@@ -9,7 +9,11 @@ from time import perf_counter
 import numpy as np
 
 from lab.models.quant import quantize_params
+from lab.support.errors import require
+from lab.toy import family
 from lab.toy.transformer import Config, TransformerLM, config_like, softmax, truncate
+
+FOR_LARGE = ("small", "medium", "large-exit", *(f"first-{n}" for n in range(1, 6)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,13 @@ def rounded(scheme: str, target: str, model: tuple[dict, Config], float_bytes: f
     """A target in fewer bits ("int4-g32"), sized as packed integers and run dequantized, in float32."""
     params, report = quantize_params(model[0], scheme, float_bytes=float_bytes)
     return Sized(scheme, target, TransformerLM(params, model[1], scheme), report.bytes)
+
+
+def draft_for_large(name: str) -> TransformerLM:
+    """A draft model for the toy target large, with an empty cache: one of FOR_LARGE; "first-N" is its first N layers."""
+    require(name in FOR_LARGE, "draft", name, f"one of {', '.join(FOR_LARGE)}")
+    layers = name.removeprefix("first-")
+    return family.load(name) if layers == name else first_layers(int(layers), "large", family.load_params("large"), 2.0).lm
 
 
 def loss(logits, ids) -> float:

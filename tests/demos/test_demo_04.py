@@ -13,6 +13,7 @@ from console import BadInput
 from decode_lab import Draft, Sampler, accept, draw, residual, speculative_generate, tree_generate, verify
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
+from llm_math import expected_tokens
 from records import claims, observation, table, whole_table
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "04_speculative_sampling.py"
@@ -271,45 +272,58 @@ def test_a_q_that_was_not_drawn_from_is_caught(drafter):
 
 # -- the demo ------------------------------------------------------------------------------------------------
 
-def column(record, id, name):
-    return [row[name] for row in table(record, id)]
-
-
 @pytest.fixture(scope="module")
 def quick():
     return console.run_demo(DEMO, QUICK)
 
 
 def test_formulas_and_enumeration(quick):
-    assert column(quick, "one-round", "a")[-1] == pytest.approx(0.3, abs=1e-15)
-    differences = column(quick, "exact", "largest difference")
-    assert max(differences[:-1]) < 1e-15 and differences[-1] > 0.01
+    a, b = table(quick, "one-round")
+    assert (a["written"], b["written"]) == pytest.approx((0.3, 0.7), abs=1e-15)
+    assert (a["residual"], b["residual"], b["recovered"]) == pytest.approx((0, 1, 0.5))
+    *right, wrong = whole_table(quick, "exact")["rows"]
+    assert len(right) == 3 and max(max(row[1:]) for row in right) < 1e-15 and min(wrong[1:]) > 0.01
     rows = {row[0]: row[1:] for row in whole_table(quick, "textbook")["rows"]}
     assert rows[0.6][:3] == pytest.approx([1.6, 2.176, 2.38336])
     assert rows[0.8][3:] == ["8: 3.09x", "6: 2.47x", "4: 1.87x", "2: 1.22x"]
-    assert "at least 1.39 tokens per pass" in observation(quick, "above-ceiling")["text"]
-    assert "alpha of 0.47 to 0.54" in observation(quick, "alpha-meant")["text"]
+    assert observation(quick, "above-ceiling")["value"] == pytest.approx(82 / 59)
+    alpha = observation(quick, "alpha-meant")["value"]
+    assert alpha * (1 + alpha * (1 + alpha)) == pytest.approx(82 / 59 - 1)
     assert not any(t["measured"] for t in quick["tables"]) and len(quick["figures"]) == 1
 
 
-def test_the_exact_tau_of_bursts_is_the_loops(quick):
-    """The demo's matrices against the real loop on the same tables, within 4 standard errors."""
-    stay, easy, hard = 0.9, 0.95, 0.25
-    p = np.array([[stay, 1 - stay, 0], [1 - stay, stay, 0], [0.5, 0.5, 0]])
-    kinds = np.array([[easy], [hard], [0]])
-    q = kinds * p + (1 - kinds) * [0, 0, 1]
-    exact = {(row[0], row[1]): row[2] for row in whole_table(quick, "bursts")["rows"]}
-    parts = [speculative_generate(Table(p), ModelDrafter(Table(q)), [0], 1000, 3, 1.0,
-                                  np.random.default_rng(i))[1].tau for i in range(20)]
-    assert abs(np.mean(parts) - exact["bursts", 3]) < 4 * np.std(parts) / 20**0.5
+def test_p_values_are_judged_by_their_number(quick):
+    rows = table(quick, "sampled")
+    assert [row["decoding"] for row in rows] == ["gamma = 0", "gamma = 1", "gamma = 3", "WRONG, gamma = 3"]
+    assert rows[0]["tau"] == 1 < rows[1]["tau"] < rows[2]["tau"]
+    assert observation(quick, "like-plain")["at_least"] == observation(quick, "wrong-shows")["at_most"] == 0.05 / 4
 
 
-def test_an_edit_changes_the_conclusion():
-    claims_of = claims(console.run_demo(DEMO, [*QUICK, "--stay", 0.5, "--passes-per-s", 90, "--q-a", 0.3,
-                                               "--alphas", 0.1, "--costs", 0.5]))
-    for id in ("bursts-mislead", "above-ceiling", "output-as-target", "pays-above-c"):
-        assert claims_of[id] is False
-    assert claims_of["lossless"] and claims_of["exact-if-independent"]
+def test_the_textbook_tau_uses_the_alpha_that_is_shown(quick):
+    alpha = {(row["draft"], row["T"]): row["gamma 8"] for row in table(quick, "toy-alpha")}
+    for row in table(quick, "toy-tau"):
+        assert row["textbook"] == pytest.approx(expected_tokens(alpha[row["draft"], row["T"]], row["gamma"]))
+        assert row["±"] > 0 and row["± of it"] > 0 and row["± there"] > 0
+
+
+def test_few_rounds_are_not_judged(quick):
+    found = observation(quick, "tau-outlier")
+    assert "fewer than 30" in found["not_judged"] and found["holds"] is None
+
+
+@pytest.mark.parametrize("flags, broken", [
+    (["--alphas", 0.9, "--costs", 0.05], "pays-not-always"), (["--tokens-per-s", 50], "above-ceiling"),
+    (["--tokens-per-s", 500], "alpha-meant"), (["--samples", 1, "--vocabulary", 2], "wrong-shows")])
+def test_an_edit_changes_the_conclusion(flags, broken):
+    found = claims(console.run_demo(DEMO, [*QUICK, *flags]))
+    assert found[broken] is False and found["lossless"] and found["output-as-target"]
+
+
+@pytest.mark.parametrize("p, q", [(0.8, 0.8), (0, 0), (1, 0), (0, 1), (0.1, 0.7)])
+def test_any_two_distributions_keep_the_rule(p, q):
+    record = console.run_demo(DEMO, [*QUICK, "--p-a", p, "--q-a", q])
+    assert [row["written"] for row in table(record, "one-round")] == pytest.approx([p, 1 - p], abs=1e-15)
+    assert claims(record)["output-as-target"] and claims(record)["accepted-share"]
 
 
 def test_the_demo_notices_a_broken_rule(monkeypatch):
@@ -319,7 +333,7 @@ def test_the_demo_notices_a_broken_rule(monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     (["--vocabulary", 1], "2 to 12"), (["--gammas", 9], "--gamma-max is 8"), (["--p-a", 1.3], "--p-a must be"),
-    (["--taus", 9], "at most 4"), (["--drafts", "tiny"], "--drafts has no choice"),
+    (["--gamma-max", 10], "below half"), (["--drafts", "tiny"], "--drafts has no choice"),
     (["--alphas", 1], "below 1")])
 def test_bad_input(flags, words):
     with pytest.raises(BadInput, match=words):

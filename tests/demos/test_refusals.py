@@ -14,7 +14,7 @@ TOY = {number: path for number, path in demos().items() if number < 14}
     (2, ["--repeats", 10**12], ["--repeats"]), (3, ["--context", 10**12], ["--context", "500"]),
     (3, ["--layers", 10**12], ["--layers", "6"]), (4, ["--gammas", 1, 8], ["--gamma-max", "--gammas", "--new-tokens"]),
     (4, ["--new-tokens", 10**12], ["--new-tokens"]), (4, ["--prompts", 10**12], ["--prompts"]),
-    (4, ["--taus", 9], ["--taus", "--report-gamma"]), (4, ["--samples", 10**12], ["--samples"]),
+    (4, ["--gamma-max", 5], ["--gamma-max", "--gammas"]), (4, ["--samples", 10**12], ["--samples"]),
     (6, ["--prompts", 10**12], ["--prompts"]), (6, ["--samples", 10**12], ["--samples"]),
     (7, ["--penalties", 1.3, 1.3], ["--penalties"]), (7, ["--draws", 10**12], ["--draws"]),
     (8, ["--requests", 9, "--candidates", 8], ["--requests", "--candidates"]),

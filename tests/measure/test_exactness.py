@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from decode_lab import Sampler, speculative_generate
+from decode_lab import Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.model import ModelDrafter
-from lab.measure.exactness import Misreporting, Table, distances, transitions
+from lab.measure.exactness import PROPOSALS, Misreporting, Table, against_plain, distances, off_by, transitions
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
 Q = np.array([[0.2, 0.4, 0.4], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
@@ -47,3 +47,24 @@ def test_a_misreporting_drafter_changes_what_is_reported_and_not_what_is_drawn()
     assert np.allclose(other.q, [P[t] for t in [1, *one.tokens[:-1]]])
     tokens, _ = speculative_generate(Table(P), wrong, [0], 20_000, 3, 1.0)
     assert distances(transitions(tokens, 3), P)[0] > 0.05, "the text is bent"
+
+
+def test_plain_samples_look_plain_and_others_do_not():
+    rng = np.random.default_rng(0)
+    p_values = []
+    for _ in range(40):
+        plain, _ = autoregressive_generate(Table(P), [0], 300, 1.0, rng)
+        tv, floor, p_value = against_plain(plain, P, rng, samples=200)
+        assert 0 < tv < 3 * floor
+        p_values.append(p_value)
+    assert 0.3 < np.mean(p_values) < 0.7 and min(p_values) > 1e-3
+    other, _ = autoregressive_generate(Table(Q), [0], 300, 1.0, rng)
+    tv, floor, p_value = against_plain(other, P, rng, samples=200)
+    assert tv > 3 * floor and p_value == pytest.approx(1 / 201)
+
+
+def test_only_the_wrong_proposals_change_a_distribution():
+    off = {name: off_by(P, Q, 2, proposals) for name, proposals in PROPOSALS.items()}
+    *right, wrong = off
+    assert wrong.startswith("WRONG") and off[wrong] > 0.01
+    assert all(off[name] < 1e-15 for name in right)

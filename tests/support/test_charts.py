@@ -2,7 +2,7 @@
 
 import math
 
-from lab.support.charts import heat_map
+from lab.support.charts import against_measured, heat_map
 
 
 def test_a_heat_map_shows_each_value_and_what_is_absent():
@@ -15,3 +15,10 @@ def test_a_heat_map_shows_each_value_and_what_is_absent():
 
 def test_a_heat_map_of_nothing_is_still_a_figure():
     assert [text.get_text() for text in heat_map([[math.nan]], ("x", [1]), ("y", [1]), "", "").axes[0].texts] == ["-"]
+
+
+def test_predictions_stand_over_what_was_measured():
+    axis, = against_measured("T", ([1, 2], [0.1, 0.2]), {"a": ([1, 3], [0.1, 0.1]), "b": ([2, 2], [0.0, 0.3])}).axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["predicted = measured", "a", "b"]
+    assert [bars.lines[0].get_ydata().tolist() for bars in axis.containers] == [[1, 3], [2, 2]]
+    assert all(bars.has_xerr and bars.has_yerr for bars in axis.containers)

@@ -5,7 +5,7 @@ import pytest
 
 from lab.models.quant import quantize_params
 from lab.support.errors import BadInput
-from lab.toy.drafts import first_layers, loss, rounded, time_steps, whole
+from lab.toy.drafts import draft_for_large, first_layers, loss, rounded, time_steps, whole
 from lab.toy.transformer import QCFG, init_params
 
 MODEL = init_params(QCFG, 0), QCFG
@@ -44,3 +44,9 @@ def test_guessing_has_the_loss_of_its_vocabulary():
     sure = np.full((2, 2, 8), -100.0)
     np.put_along_axis(sure, ids[:, 1:, None], 100.0, axis=-1)
     assert loss(sure, ids) == pytest.approx(0)
+
+
+def test_drafts_for_large_have_their_layers():
+    assert draft_for_large("small").name == "small" and draft_for_large("first-2").config.n_layers == 2
+    with pytest.raises(BadInput, match="first-5"):
+        draft_for_large("first-9")
