@@ -164,6 +164,17 @@ def tokens_to(draft: Draft, node: int) -> list[int]:
     return tokens[::-1]
 
 
+def path_along(draft: Draft, tokens: Sequence[int]) -> list[int]:
+    """The nodes that these tokens go down to, from the root on: of the target's own tokens, those that it accepts."""
+    children, path = draft.children(), list[int]()
+    for token in tokens:
+        hits = [i for i in children.get(path[-1] if path else -1, []) if draft.tokens[i] == token]
+        if not hits:
+            break
+        path.append(hits[0])
+    return path
+
+
 def likeliest(row, n: int, sampler: Sampler = Sampler(), history: Sequence[int] = (),
               vocab_size: int | None = None) -> list[int]:
     """The n ids of the largest logits (V',) after the penalty, largest first, ties by lower id.

@@ -76,14 +76,46 @@ def distances(counts, p):
 
 
 def against_plain(tokens, p, rng, samples: int = 2000) -> tuple[float, float, float]:
-    """(TV, noise floor, p-value) of sampled tokens against the table p (V, V) that they should come from.
+    """`counts_against_plain` of how often each of the sampled tokens followed each other one; p (V, V)."""
+    return counts_against_plain(transitions(np.asarray(tokens), len(p)), p, rng, samples)
 
-    TV: the total variation of how often each token followed each other one. Plain samples of the same size have one,
-    too: the noise floor is their median, the p-value the share of them (and of the tokens) with at least as large a TV.
+
+def counts_against_plain(counts, p, rng, samples: int = 2000) -> tuple[float, float, float]:
+    """(TV, noise floor, p-value) of counts, shaped like p, against the distribution or table p of `distances`.
+
+    TV: their total variation. Plain samples of the same size have one, too: the noise floor is its median, the p-value
+    the share of them (and of the counts) with at least as large a TV.
     """
-    counts = transitions(np.asarray(tokens), len(p))
-    tv, plain = (distances(c, p)[0] for c in (counts, rng.multinomial(counts.sum(1), p, (samples, len(p)))))
+    plain = distances(rng.multinomial(counts.sum(-1), p, (samples, *np.shape(p)[:-1])), p)[0]
+    tv = distances(counts, p)[0]
     return float(tv), float(np.median(plain)), float((1 + (plain >= tv).sum()) / (1 + samples))
+
+
+def several_candidates(p, q, n: int, claimed=None) -> tuple[np.ndarray, float]:
+    """(distribution of the token written, chance that a candidate is accepted), over all orders of n candidates.
+
+    They are drawn from q without replacement and tested in turn, each against the q that it was drawn from. claimed:
+    a q that all are tested against instead, which is wrong. p, q: (V,), of few tokens.
+    """
+    if n == 0 or not q.any():
+        return p, 0.0
+    out, accepted, claim = np.zeros(len(p)), 0.0, q if claimed is None else claimed
+    for x in np.flatnonzero(q):
+        yes = acceptance_probability(p, x, claim)
+        rest, later = several_candidates(residual(p, x, claim), residual(q, x), n - 1, claimed)
+        out += q[x] * (1 - yes) * rest
+        out[x] += q[x] * yes
+        accepted += q[x] * (yes + (1 - yes) * later)
+    return out, accepted
+
+
+def next_two(model, prompt, sampler, first) -> np.ndarray:
+    """(len(first), V): the probability of each pair of tokens behind a prompt that begins with one of `first`.
+
+    model: a toy model. Pairs of the model's that begin otherwise are left out.
+    """
+    rows = model.full_logits(np.array([[*prompt, x] for x in first]))[:, -2:]
+    return np.array([sampler.probs(one)[x] * sampler.probs(two) for x, (one, two) in zip(first, rows)])
 
 
 # What may be proposed at a position: [(probability, candidates, the q of each)].

@@ -38,3 +38,36 @@ def against_measured(title: str, measured: tuple, predicted: dict):
     axis.set(title=title, xlabel="measured, ± one standard error", ylabel="predicted, ± one standard error")
     axis.legend()
     return fig
+
+
+def draft_tree(parents, labels, path, title: str):
+    """A figure of a tree of drafts, its root at the left, with the path that was accepted in green.
+
+    parents: of each node, -1 for the root. labels: of the root, then of each node. path: the accepted nodes.
+    """
+    from matplotlib.figure import Figure
+
+    parents, on_path = list(parents), {-1, *path}
+    depth, height = {-1: 0}, {}
+    for node, parent in enumerate(parents):
+        depth[node] = depth[parent] + 1
+
+    def place(node):
+        """Height of a node: the middle of its children's, or the next free line."""
+        below = [place(child) for child, parent in enumerate(parents) if parent == node]
+        leaves = sum(other not in parents for other in height)
+        height[node] = (below[0] + below[-1]) / 2 if below else -leaves
+        return height[node]
+
+    place(-1)
+    fig = Figure(figsize=(7.2, 1.2 + 0.42 * sum(node not in parents for node in height)), layout="constrained")
+    axis = fig.subplots()
+    for node, y in height.items():
+        color, width = ("C2", 3) if node in on_path else ("0.8", 1)
+        if node >= 0:
+            axis.plot([depth[node] - 1, depth[node]], [height[parents[node]], y], color=color, linewidth=width, zorder=1)
+        axis.text(depth[node], y, labels[node + 1], ha="center", va="center", parse_math=False,
+                  bbox={"boxstyle": "round", "fc": "white", "ec": color})
+    deepest = max(depth.values())
+    axis.set(xlim=(-0.5, deepest + 0.5), xticks=range(deepest + 1), yticks=[], xlabel="level", title=title)
+    return fig

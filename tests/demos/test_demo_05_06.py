@@ -18,7 +18,7 @@ from records import claims, figures, observation, table
 
 HARDWARE, TREES = ROOT / "lab" / "05_spec_decode_on_hardware.py", ROOT / "lab" / "06_tree_verification.py"
 SMALL_05 = ("--sequences", "4")
-SMALL_06 = ("--prompts", "4", "--new-tokens", "16", "--compared", "1", "--samples", "20")
+SMALL_06 = ("--prompts", "4", "--new-tokens", "16", "--samples", "20")
 
 
 @functools.cache
@@ -137,31 +137,43 @@ def test_06_all_observations_hold():
     assert (ROOT / figure).name == "06-1.png" and (ROOT / figure).exists()
 
 
-@pytest.mark.slow
-def test_06_runs_accept_what_the_walk_says():
+def test_06_trees_that_run_are_those_that_the_ranks_predict():
     found = record(TREES, *SMALL_06)
-    rows = table(found, "tau")
-    assert [r["nodes"] for r in rows] == [1, 2, 4, 6, 14, 39, 44, 168, 340]
-    for draft in ("first layer", "whole in int4"):
-        assert all(r[f"{draft}: run"] == pytest.approx(r[f"{draft}: walk"]) for r in rows)
-    assert claims(found)["greedy-text"]
-    for row in table(found, "starts"):            # all starts are a mix of the two kinds
-        share = row["starts walked"]
-        mix = share * row["tau there"] + (1 - share) * (row["tau elsewhere"] or 0)
-        assert row["all starts"] == pytest.approx(mix)
+    assert [row["trees"] for row in table(found, "checks")] == [9, 9, 9]
+    assert all(row["texts that differ"] == row["rounds that differ"] == 0 for row in table(found, "checks"))
+    assert observation(found, "greedy-text")["value"] == observation(found, "rounds-as-ranks")["value"] == 0
+    for row in table(found, "tau"):
+        assert row["ratio"] == pytest.approx(row["measured tau"] / row["predicted tau"])
+        assert row["measured tau"] == pytest.approx(4 * 16 / row["rounds"])
 
 
-def test_06_trees_and_sampling():
+def test_06_one_tree_has_one_tau():
     found = record(TREES, *SMALL_06)
-    for row in table(found, "best-trees"):
-        assert sum(map(int, row["best: nodes by level"].split())) == row["nodes"]
-        assert 1 <= row["expected"] <= 9
-    assert all(row["text as plain"] for row in table(found, "unmeasured"))
+    by_hand = {row["tree"]: row for row in table(found, "best-trees")}
+    for row in table(found, "tau"):
+        assert row["predicted tau"] == by_hand[row["tree"]]["tau"]
+    chains = [by_hand[tree]["tau"] for tree in ("1", "1x1", "1x1x1x1", "1x1x1x1x1x1")]
+    assert chains == sorted(chains) and [row["nodes"] for row in by_hand.values()] == [1, 2, 4, 6, 14, 39, 44, 168, 340]
+    assert table(found, "runs")[0]["rounds"] == table(found, "tau")[-1]["rounds"]
+    for row in by_hand.values():
+        assert sum(map(int, row["best: nodes by level"].split())) == row["nodes"] and 1 <= row["its tau"] <= 7
+
+
+def test_06_sampling_is_lossless():
+    found = record(TREES, *SMALL_06)
     exact = table(found, "one-round")
     assert [row["candidates"] for row in exact] == [1, 2, 3, 4]
-    assert all(row["TV from p"] < 1e-12 for row in exact)
-    assert exact[0]["TV, replacement assumed"] < 1e-12     # one candidate: nothing was drawn before it
+    assert all(row["TV"] < 1e-12 for row in exact) and exact[0]["TV, wrong rule"] < 1e-12
     assert all(a["accepted"] <= b["accepted"] + 1e-12 for a, b in zip(exact, exact[1:]))
+
+
+@pytest.mark.parametrize("flags, broken", [
+    (("--depth", "1"), ("best-beats", "best-rounds")), (("--beam", "1"), ("confident-rounds",)),
+    (("--draft", "large"), ("average-close", "wrong-shows", "more-accepted", "draft-alone"))])
+def test_06_an_edit_changes_the_conclusion(flags, broken):
+    found = claims(record(TREES, *SMALL_06, *flags))
+    assert not any(found[id] for id in broken)
+    assert all(found[id] for id in ("greedy-text", "rounds-as-ranks", "best-text", "exact"))
 
 
 # -- both ----------------------------------------------------------------------------------------------------
@@ -178,7 +190,7 @@ def test_two_runs_leave_the_same_record(path, flags):
     (HARDWARE, ("--chip", "h1000"), "h100-sxm"), (HARDWARE, ("--batch", "0"), "at least 1"),
     (HARDWARE, ("--alpha", "1.3"), "below 1"), (HARDWARE, ("--sequences", "0"), "from 1"),
     (TREES, ("--draft", "tiny"), "small"), (TREES, ("--new-tokens", "7"), "from 8"),
-    (TREES, ("--depth", "9"), "1 to 8")])
+    (TREES, ("--depth", "9"), "1 to 6")])
 def test_bad_flags_are_refused_in_a_sentence(path, flags, words):
     with pytest.raises(BadInput, match=words):
         console.run_demo(path, flags)

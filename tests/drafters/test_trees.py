@@ -7,7 +7,7 @@ import pytest
 
 from console import BadInput
 from decode_lab import Sampler, tree_generate
-from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape, tokens_to
+from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape, path_along, tokens_to
 from lab.measure.scripted import ScriptedDrafter, random_decoder, script, tree
 from loops import PROMPT, TEXT, V, Watched, check, one_sentence
 
@@ -144,3 +144,9 @@ def test_the_candidates_of_a_tree_are_chosen_after_the_repetition_penalty():
         chain = TreeDrafter(draft, TreeShape.branching((1,) * 4))
         run = tree_generate(target, chain, [0, 1, 2], 40, sampler=sampler)[1]
         assert run.alpha == 1
+
+
+def test_tokens_go_down_a_tree_as_far_as_it_has_them():
+    drafted = tree([7, 8, 7, 9], [-1, -1, 1, 2])
+    assert path_along(drafted, [8, 7, 9, 9]) == [1, 2, 3] and path_along(drafted, [8, 5, 7]) == [1]
+    assert path_along(drafted, [5, 7]) == [] and path_along(drafted, []) == []

@@ -5,7 +5,9 @@ import pytest
 
 from decode_lab import Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.model import ModelDrafter
-from lab.measure.exactness import PROPOSALS, Misreporting, Table, against_plain, distances, off_by, transitions
+from lab.measure.exactness import (PROPOSALS, Misreporting, Table, against_plain, counts_against_plain, distances,
+                                    next_two, off_by, several_candidates, transitions)
+from lab.toy.transformer import QCFG, TransformerLM, init_params
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
 Q = np.array([[0.2, 0.4, 0.4], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
@@ -68,3 +70,28 @@ def test_only_the_wrong_proposals_change_a_distribution():
     *right, wrong = off
     assert wrong.startswith("WRONG") and off[wrong] > 0.01
     assert all(off[name] < 1e-15 for name in right)
+
+
+def test_counts_of_one_distribution_have_a_p_value():
+    rng, p = np.random.default_rng(0), np.array([0.5, 0.3, 0.2])
+    tv, floor, p_value = counts_against_plain(np.array([52, 29, 19]), p, rng)
+    assert tv == pytest.approx(0.02) and tv < floor and p_value > 0.5
+    assert counts_against_plain(np.array([20, 30, 50]), p, rng)[2] == pytest.approx(1 / 2001)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_several_candidates_write_p_and_the_wrong_rule_does_not(n):
+    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
+    out, accepted = several_candidates(p, q, n)
+    assert out == pytest.approx(p, abs=1e-15)
+    assert accepted >= np.minimum(p, q).sum() - 1e-15 and (n > 1 or accepted == pytest.approx(np.minimum(p, q).sum()))
+    wrong, _ = several_candidates(p, q, n, claimed=q)
+    assert wrong.sum() == pytest.approx(1) and (abs(wrong - p).max() > 1e-3) == (n > 1)
+
+
+def test_pairs_have_the_probability_of_one_token_after_the_other():
+    model, sampler = TransformerLM(init_params(QCFG, 0), QCFG, "toy"), Sampler(1.0, top_k=3)
+    p = sampler.probs(model.full_logits(np.array([[5, 6]]))[0, -1])
+    first = np.flatnonzero(p)
+    pairs = next_two(model, [5, 6], sampler, first)
+    assert pairs.shape == (3, QCFG.vocab_size) and pairs.sum(1) == pytest.approx(p[first]) and (pairs > 0).sum() == 9

@@ -2,7 +2,7 @@
 
 import math
 
-from lab.support.charts import against_measured, heat_map
+from lab.support.charts import against_measured, draft_tree, heat_map
 
 
 def test_a_heat_map_shows_each_value_and_what_is_absent():
@@ -22,3 +22,11 @@ def test_predictions_stand_over_what_was_measured():
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["predicted = measured", "a", "b"]
     assert [bars.lines[0].get_ydata().tolist() for bars in axis.containers] == [[1, 3], [2, 2]]
     assert all(bars.has_xerr and bars.has_yerr for bars in axis.containers)
+
+
+def test_a_tree_stands_level_by_level_with_its_path_in_green():
+    axis, = draft_tree([-1, -1, 0, 0], ["root", "a", "b", "c", "d"], [0, 3], "T").axes
+    places = {text.get_text(): text.get_position() for text in axis.texts}
+    assert [places[name][0] for name in ("root", "a", "b", "c", "d")] == [0, 1, 1, 2, 2]
+    assert len({y for x, y in places.values() if x}) == 4 and places["a"][1] == (places["c"][1] + places["d"][1]) / 2
+    assert sorted(line.get_color() for line in axis.lines) == ["0.8", "0.8", "C2", "C2"]
