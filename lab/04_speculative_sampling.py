@@ -221,7 +221,8 @@ observe("alpha-predicted", "Predicted alpha is off from that of all gammas by up
 #    tested at the first, second, ... draft position.
 #
 # ± is a standard error: how much a number changes when its rounds are drawn again at random. A
-# miss is counted in errors of the difference. The worst is judged by 0.05 over the number of all.
+# miss is counted in standard errors of the difference. Of many misses one is large by chance, so
+# the bound on the worst grows with their number.
 
 
 # %%

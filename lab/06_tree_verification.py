@@ -79,7 +79,7 @@ LOOPS = {tree: run_trees(TARGET, TreeDrafter(DRAFT, TREES[tree]), TEXTS)
          for tree in progress(A.trees, "verifying trees")}
 rows = [tau_row(tree) for tree in A.trees]
 print_table("tau", ["tree", "nodes", "rounds", "predicted tau", "measured tau", "ratio"], rows,
-            title=f"{A.draft} drafts for {A.target}: {A.prompts} texts")
+            title=f"{A.draft} drafts for {A.target}, {A.prompts} texts")
 observe("average-close", "Measured tau is off from the predicted one by up to {x:.1%}.",
         value=max(abs(row[5] - 1) for row in rows), at_most=0.1)
 
@@ -96,7 +96,7 @@ print_table("checks", ["draft", "trees", "rounds", "texts that differ", "rounds 
 # No assumption breaks these two: a wrong mask, position or walk does.
 observe("greedy-text", "In this table, {x} texts differ from those of plain decoding.", at_most=0,
         value=sum(row[3] for row in rows))
-observe("rounds-as-ranks", "In {x} rounds the ranks say another number of accepted tokens.",
+observe("rounds-as-ranks", "In {x} rounds, ranks and loop differ in what is accepted.",
         value=sum(row[4] for row in rows), at_most=0)
 
 # %% [markdown]
@@ -209,13 +209,14 @@ BEFORE, P, Q = pick()
 NEAR = np.flatnonzero(P + Q)  # tokens that either model may write
 rows = [exact_row(n) for n in range(1, 5)]
 print_table("one-round", ["candidates", "accepted", "TV", "TV, wrong rule"], rows,
-            title="One position, exactly", formats={"accepted": ".1%", "TV": ".4f"})
+            title="One position, exactly; TV from p",
+            formats={"accepted": ".1%", "TV": ".4f", "TV, wrong rule": ".4f"})
 # No assumption breaks the first of these: the rule is lossless.
 observe("exact", "With the rule, what is written is off from p by a TV of {x:.1g}.",
         value=max(row[2] for row in rows), at_most=1e-12)
 observe("wrong-shows", "With the wrong rule and 4 candidates, the TV is {x:.4f}.",
         value=rows[-1][3], at_least=0.001)
-observe("more-accepted", "4 candidates raise the share of accepted rounds by {x:.3f}.",
+observe("more-accepted", "With 4 candidates for 1, one is accepted more often by {x:.3f}.",
         value=rows[3][1] - rows[0][1], at_least=0.05)
 
 # %% [markdown]

@@ -13,7 +13,7 @@ from lab.toy.transformer import TransformerLM
 
 def predicted_alpha(target: TransformerLM, draft: TransformerLM, texts: np.ndarray, n_prompt: int,
                     sampler: Sampler) -> float:
-    """The mean sum of min(p, q) at the new tokens of the target's own texts (n, T), behind prompts of n_prompt tokens."""
+    """The mean sum of min(p, q) at the new tokens of the target's own texts (n, T), after prompts of n_prompt."""
     p, q = (np.concatenate(model.full_logits(texts)[:, n_prompt - 1:-1]) for model in (target, draft))
     return float(np.mean([overlap(sampler.probs(a), sampler.probs(b)) for a, b in zip(p, q)]))
 

@@ -24,9 +24,9 @@ def most_errors(comparisons: int) -> float:
 
 
 def with_error(run: Run, statistic: Callable[[Run], float], draws: int = 200) -> tuple[float, float]:
-    """(a statistic of a run, its standard error).
+    """(a statistic of a run, its standard error: how much it varies when the rounds are drawn again, with replacement).
 
-    The error is the standard deviation of the statistic when the rounds are drawn again, with replacement. Rounds count as independent of each other. The draws are the same each time.
+    Rounds count as independent of each other. The draws are the same each time.
     """
     rounds, rng = np.empty(len(run.rounds), object), np.random.default_rng(0)
     rounds[:] = run.rounds

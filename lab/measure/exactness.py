@@ -100,7 +100,7 @@ def several_candidates(p, q, n: int, claimed=None) -> tuple[np.ndarray, float]:
     if n == 0 or not q.any():
         return p, 0.0
     out, accepted, claim = np.zeros(len(p)), 0.0, q if claimed is None else claimed
-    for x in np.flatnonzero(q):
+    for x in map(int, np.flatnonzero(q)):
         yes = acceptance_probability(p, x, claim)
         rest, later = several_candidates(residual(p, x, claim), residual(q, x), n - 1, claimed)
         out += q[x] * (1 - yes) * rest
@@ -149,5 +149,5 @@ def joint(p, q, n, gamma, proposals):
 
 
 def off_by(p, q, gamma, proposals) -> float:
-    """The largest difference of a sequence's probability: gamma + 1 tokens that begin with a round, against plain ones."""
+    """The largest difference of the probability of gamma + 1 tokens: those that begin with a round, and plain ones."""
     return float(np.abs(joint(p, q, gamma + 1, gamma, proposals) - joint(p, q, gamma + 1, 0, proposals)).max())

@@ -48,7 +48,8 @@ def draft_tree(parents, labels, path, title: str):
     from matplotlib.figure import Figure
 
     parents, on_path = list(parents), {-1, *path}
-    depth, height = {-1: 0}, {}
+    depth = {-1: 0}
+    height: dict[int, float] = {}
     for node, parent in enumerate(parents):
         depth[node] = depth[parent] + 1
 
@@ -65,7 +66,8 @@ def draft_tree(parents, labels, path, title: str):
     for node, y in height.items():
         color, width = ("C2", 3) if node in on_path else ("0.8", 1)
         if node >= 0:
-            axis.plot([depth[node] - 1, depth[node]], [height[parents[node]], y], color=color, linewidth=width, zorder=1)
+            ends = [height[parents[node]], y]
+            axis.plot([depth[node] - 1, depth[node]], ends, color=color, linewidth=width, zorder=1)
         axis.text(depth[node], y, labels[node + 1], ha="center", va="center", parse_math=False,
                   bbox={"boxstyle": "round", "fc": "white", "ec": color})
     deepest = max(depth.values())

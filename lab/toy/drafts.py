@@ -50,10 +50,12 @@ def rounded(scheme: str, target: str, model: tuple[dict, Config], float_bytes: f
 
 
 def draft_for_large(name: str) -> TransformerLM:
-    """A draft model for the toy target large, with an empty cache: one of FOR_LARGE; "first-N" is its first N layers."""
+    """A draft model for the toy target large, one of FOR_LARGE: "first-N" is the first N layers of large."""
     require(name in FOR_LARGE, "draft", name, f"one of {', '.join(FOR_LARGE)}")
     layers = name.removeprefix("first-")
-    return family.load(name) if layers == name else first_layers(int(layers), "large", family.load_params("large"), 2.0).lm
+    if layers == name:
+        return family.load(name)
+    return first_layers(int(layers), "large", family.load_params("large"), 2.0).lm
 
 
 def loss(logits, ids) -> float:

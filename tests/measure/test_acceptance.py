@@ -12,7 +12,8 @@ PROMPTS = [[5, 17, 99], [1, 2, 3]]
 
 
 def models():
-    return TransformerLM(PARAMS, QCFG, "target"), TransformerLM(truncate(PARAMS, 2), config_like(QCFG, n_layers=2), "draft")
+    draft = TransformerLM(truncate(PARAMS, 2), config_like(QCFG, n_layers=2), "draft")
+    return TransformerLM(PARAMS, QCFG, "target"), draft
 
 
 def texts(target, T):

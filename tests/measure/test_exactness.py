@@ -5,8 +5,18 @@ import pytest
 
 from decode_lab import Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.model import ModelDrafter
-from lab.measure.exactness import (PROPOSALS, Misreporting, Table, against_plain, counts_against_plain, distances,
-                                    next_two, off_by, several_candidates, transitions)
+from lab.measure.exactness import (
+    PROPOSALS,
+    Misreporting,
+    Table,
+    against_plain,
+    counts_against_plain,
+    distances,
+    next_two,
+    off_by,
+    several_candidates,
+    transitions,
+)
 from lab.toy.transformer import QCFG, TransformerLM, init_params
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])

@@ -6,8 +6,18 @@ import pytest
 from lab import toy
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure import tree_ranks
-from lab.measure.tree_ranks import (check_trees, deepest_start, lengths_by_start, new_token_ranks, other_texts, round_starts, rounds_off, run_trees,
-                                    tau_of_all_starts, toy_draft)
+from lab.measure.tree_ranks import (
+    check_trees,
+    deepest_start,
+    lengths_by_start,
+    new_token_ranks,
+    other_texts,
+    round_starts,
+    rounds_off,
+    run_trees,
+    tau_of_all_starts,
+    toy_draft,
+)
 from lab.support.errors import BadInput
 
 
