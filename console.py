@@ -268,7 +268,9 @@ def _cell(value, spec) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print plain text, wrapped; nothing is recorded."""
+    """Print plain text, wrapped; nothing is recorded. Of an empty text nothing is seen."""
+    if not text:
+        return
     _narrate()
     layout.draw_hanging("", "", text)
 

@@ -2,7 +2,7 @@
 # # 01. The memory ceiling
 #
 # **Question.** Why does a chip that does hundreds of trillions of operations per second write only
-# some dozens of tokens per second?
+# a few dozen tokens per second?
 #
 # **Watch for.** To write one token, the chip reads every weight and the whole cache once. Bandwidth
 # over bytes is a ceiling that no amount of arithmetic raises.
@@ -31,8 +31,8 @@ class Assumptions:
     context: Count = 262144  # Tokens in the long cache of section 1.
     models: tuple[OneOf(*MODELS), ...] = (
         "llama-3.1-70b", "27b-4bit", "llama-3.1-8b", "smollm2-135m")  # Models of section 2.
-    strong: OneOf(*CHIPS) = "l4"  # Section 2: a chip with more arithmetic than the next one.
-    wide: OneOf(*CHIPS) = "m3-ultra"  # Section 2: a chip with more bandwidth than the last one.
+    strong: OneOf(*CHIPS) = "l4"  # Section 2: a chip with more FLOPs per second than `wide`.
+    wide: OneOf(*CHIPS) = "m3-ultra"  # Section 2: a chip with more bandwidth than `strong`.
     serving_chip: OneOf(*CHIPS) = "h100-sxm"  # Chip of section 3.
     serving_model: OneOf(*MODELS) = "llama-3.1-8b"  # Model of section 3.
     batches: tuple[Count, ...] = (1, 4, 16, 64, 128, 256, 512)  # Sequences decoded together.
@@ -49,15 +49,17 @@ A = assumptions(Assumptions)
 #
 # A *forward* is one run of the model. A forward that writes one token is a *step*. A step reads
 # each weight from memory and uses it for one multiplication and one addition: 2 FLOPs. It also
-# reads the whole KV cache, the keys and values of all tokens so far. So:
+# reads the whole KV cache, the keys and values of all tokens so far, and does a few FLOPs for each
+# value in it. So:
 #
 # 1. bytes read = weights + cache
 # 2. forwards per second = bandwidth / bytes read, at most
 # 3. arithmetic in use = forwards per second x FLOPs of a forward / peak FLOPs per second
 #
-# The model 27B 4-bit is Qwen3.5-27B with its weights in about 4 bits. Some of its layers keep a
+# The model 27B 4-bit is Qwen3.5-27B with most of its weights in 4 bits. Some of its layers keep a
 # state of fixed size instead of a cache. That state is read too, so its cache is above 0 bytes even
-# at 0 tokens. A dash means that weights and cache do not fit in the chip's memory.
+# at 0 tokens. Peak rates are for 16-bit numbers, without sparsity. A dash means that weights and
+# cache do not fit in the chip's memory.
 
 # %%
 def step(shape, on, tokens=0, bits=16):
@@ -94,7 +96,8 @@ observe("long-cache-slows", "With {n:,} tokens cached in 16 bits a step reads {x
         " bytes.", n=A.context, at_least=2,
         value=step(TARGET, ON, A.context)["read"] / empty["read"])
 observe("long-cache-fits-in-4-bits", "In 4 bits that cache and the weights take {x:.0%} of the"
-        " memory.", value=step(TARGET, ON, A.context, 4)["held"] / ON.memory, at_most=1)
+        " chip's {memory:.0f} GB.", memory=ON.memory / 1e9, at_most=1,
+        value=step(TARGET, ON, A.context, 4)["held"] / ON.memory)
 
 # %% tags=["notebook"]
 sliders(lambda cached, bits: show_caches("slider", [(cached, bits)]),
@@ -115,20 +118,22 @@ print_table("models", ["model", "parameters", "in memory, GB", "read by a step, 
 
 # %% [markdown]
 # Now each model on each chip: bandwidth over the bytes that a step *reads*, not those in memory. A
-# dash means that the weights do not fit. The *ridge* is the number of FLOPs that a chip does in the
-# time in which it reads one byte. A step in 16 bits needs only 1: 2 FLOPs for the 2 bytes of a
-# weight.
+# dash means that the weights do not fit in the chip's memory (GB). The *ridge* is the number of
+# FLOPs that a chip does in the time in which it reads one byte. A step in 16 bits needs only 1: 2
+# FLOPs for the 2 bytes of a weight.
 
 
 # %%
 def chip_row(on):
-    """Bandwidth, ridge, and the forwards per second of each model."""
-    return [on.name, on.bandwidth / 1e9, on.ridge(), *(step(m, on)["rate"] for m in SHAPES)]
+    """Bandwidth, ridge, memory, and the forwards per second of each model."""
+    rates = [step(m, on)["rate"] for m in SHAPES]
+    return [on.name, on.bandwidth / 1e9, on.ridge(), on.memory / 1e9, *rates]
 
 
 # %%
-print_table("chips", ["chip", "GB/s", "ridge", *(m.name for m in SHAPES)],
-            [chip_row(on) for on in CHIPS.values()], formats={m.name: ",.0f" for m in SHAPES},
+columns = ["chip", "GB/s", "ridge", "GB", *(m.name for m in SHAPES)]
+print_table("chips", columns, [chip_row(on) for on in CHIPS.values()],
+            formats=dict.fromkeys(columns[3:], ",.0f"),
             title="Forwards per second, at most: one sequence, empty cache")
 strong, wide = chip(A.strong), chip(A.wide)
 observe("bandwidth-decides", "{a} can do {r:.2f} times the FLOPs of {b}, but {x:.2f} times its"
@@ -140,13 +145,11 @@ observe("bandwidth-decides", "{a} can do {r:.2f} times the FLOPs of {b}, but {x:
 #
 # Weights that were read once can serve many sequences. A step of a whole batch costs hardly more
 # time than a step of one sequence, up to the *critical batch*. Beyond it the arithmetic takes
-# longer than the reading.
+# longer than the reading. The critical batch is ridge x bytes per weight / 2 FLOPs, and that times
+# flop_efficiency / byte_efficiency: the shares of its data sheet that a chip reaches.
 #
 # That holds for the weights. A cache serves only its own sequence. Where reading it takes longer
 # than the sequence's arithmetic, memory stays the limit, however large the batch.
-#
-# The times suppose that the chip reaches part of its data sheet: see flop_efficiency and
-# byte_efficiency.
 
 
 # %%
@@ -156,7 +159,8 @@ REACHED = {"flop_efficiency": A.flop_efficiency, "byte_efficiency": A.byte_effic
 
 def batch_row(batch):
     """Time of a step and tokens per second, without caches and with; whether all of it fits."""
-    bare, full = (verify_time(SERVED, SERVER, batch, held, 1, 0.0, **REACHED) for held in (0, N))
+    bare = verify_time(SERVED, SERVER, batch, 0, n=1, overhead=0, **REACHED)
+    full = verify_time(SERVED, SERVER, batch, N, n=1, overhead=0, **REACHED)
     fits = batch <= max_batch(SERVED, SERVER, N)
     return [batch, bare * 1e3, batch / bare, full * 1e3, batch / full, fits]
 
@@ -226,7 +230,7 @@ figure("roofline", roofline(POINTS), "roofline with decode and prefill")
 # %% [markdown]
 # ## 4. This machine
 #
-# The same for the machine that runs this. numpy measures how fast it reads memory, and how fast it
+# Now the same numbers for your machine. numpy measures how fast it reads memory, and how fast it
 # multiplies matrices of 32-bit numbers. From the two follow a critical batch and a ceiling. Demo 14
 # measures how close SmolLM2-135M, the model of the real demos, comes to its ceiling.
 

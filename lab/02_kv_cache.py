@@ -4,7 +4,7 @@
 # **Question.** What does a KV cache save, what does it cost, and what work is left in a step?
 #
 # **Watch for.** Without a cache, the work for a text grows with the square of its length. With one,
-# it grows in proportion. But a decode step then does less than one FLOP per byte that it reads.
+# it grows in proportion. But a decode step then does only about one FLOP per byte that it reads.
 #
 # **Takes.** about 6 s; needs numpy, safetensors, tokenizers, matplotlib.
 #
@@ -52,16 +52,16 @@ require(max(A.prompts) + A.answer_tokens <= LM.max_length, "--answer-tokens", A.
 #
 # Only attention looks at earlier tokens: it reads their keys and values. These do not change when
 # the text grows, so a *KV cache* keeps them. With a cache, each forward sends the newest token
-# alone. Without one, each forward sends the whole text again.
+# alone. Without one, each forward sends the whole text again. (`send` runs a forward, `commit`
+# keeps what it sent, `rewind` cuts the cache to a length.)
 #
-# Both must predict the same, up to rounding: they add the same numbers in different orders. A
-# *logit* is the score of a token. "least lead" is the smallest distance between the two highest
-# logits. A difference far below it changes no token.
+# Both add the same numbers in different orders, so they agree up to rounding. A *logit* is the
+# score of a token. The *least lead* is the smallest distance between the two highest logits.
 
 
 # %%
 def write(cached, n_new):
-    """Greedy decoding behind the prompt: the text, and the forward behind each new token."""
+    """Greedy decoding after the prompt: the text, and the forward for each new token."""
     text, forwards = TEXT[:A.prompt_tokens], []
     LM.rewind(0)
     if cached:
@@ -96,7 +96,7 @@ WRITTEN = {True: repeat(True), False: repeat(False)}
 columns = ["forwards", "different tokens", "largest logit", "largest difference", "least lead"]
 found = dict(zip(columns, compare()))
 print_table("logits", columns, [found.values()], measured=columns[3:4], title="Both versions")
-observe("rounding", "The logits differ by {x:.1e}. Float32 numbers of that size are {gap:.1e}"
+observe("rounding", "The logits differ by {x:.1e}. At the largest, float32 numbers are {gap:.1e}"
         " apart.", gap=np.spacing(found["largest logit"]), value=found["largest difference"],
         at_most=A.rounding_steps * np.spacing(found["largest logit"]), measured=True)
 # No assumption breaks this one. It is the point of a cache: less work, the same text.
@@ -108,17 +108,18 @@ observe("same-tokens", "{x} of the {n} tokens differ between the two versions.",
 #
 # The toy counts FLOPs and bytes where it spends them. Predicted for a forward of n tokens:
 #
-# 1. FLOPs: n x (2 per weight + 4 x heads x head_dim per layer and position computed).
-# 2. Bytes: all weights, and the keys and values of all tokens so far.
+# 1. FLOPs: 2 for each weight and sent token. In attention each sent token meets each token so far:
+#    2 products of heads x head_dim numbers in each layer, of 2 FLOPs each.
+# 2. Bytes: all weights, and the keys and values of all tokens so far. Without a cache these are
+#    computed again, then read. So a cache saves arithmetic, not reading.
 #
-# If work grows in proportion to the text, its second half takes as much as its first: ratio 1. If
-# it grows with the square, three times as much: ratio 3. In seconds the ratio is smaller, because
-# each call also takes a fixed time.
+# If work grows in proportion to the text, its second half takes as much as its first. If it grows
+# with the square, about three times as much. In seconds it is less: each call takes a fixed time.
 
 
 # %%
 def predicted(cached, i):
-    """FLOPs (masked positions are computed too) and bytes of the forward behind new token i."""
+    """FLOPs (masked positions are computed too) and bytes of the forward for new token i."""
     n, held = (1, A.prompt_tokens + i - 1) if cached else (A.prompt_tokens + i, 0)
     masked = SHAPE.n_layers * 4 * SHAPE.n_heads * SHAPE.head_dim * n * (n - 1) / 2
     read = SHAPE.streamed_bytes() + SHAPE.kv_bytes(held + n, "fp32")
@@ -152,8 +153,8 @@ columns = ["cache", "GFLOP", "GFLOP / predicted", "GB", "GB / predicted", "2nd h
            "seconds", "2nd half / 1st, timed"]
 rows = [dict(zip(columns, text_row(cached))) for cached in (True, False)]
 print_table("whole-text", columns, [row.values() for row in rows], measured=columns[6:],
-            title=f"Writing {A.new_tokens} tokens",
-            formats=dict.fromkeys(columns[5::2], ".2f") | dict.fromkeys(columns[2:5:2], ".3f"))
+            title=f"Work of {SHAPE.n_layers} layers, {SHAPE.n_heads} heads of {SHAPE.head_dim}",
+            formats=dict.fromkeys(columns[2:6], ".3f") | {columns[7]: ".2f"})
 observe("work-as-predicted", "The counts differ from the predictions by at most {x:.2%}.",
         value=max(abs(row[name] - 1) for row in rows for name in columns[2:5:2]), at_most=0.01)
 observe("growth-with", "With a cache, the second half takes {x:.2f} times the FLOPs of the first.",
@@ -190,8 +191,7 @@ draw()
 # ## 3. What the cache takes
 #
 # Each token adds layers x 2 x n_kv_heads x head_dim numbers of 4 bytes: keys and values. A *slot*
-# is room for one token. The toy doubles its slots when they are full. Engines allocate pages of
-# slots instead (PagedAttention, arXiv 2309.06180).
+# is room for one token. The toy doubles its slots when they are full. Engines add slots by pages.
 
 
 # %%
@@ -216,7 +216,7 @@ observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes
 #
 # A prompt is sent in one forward (*prefill*), which reads the weights once for all of its tokens. A
 # decode step reads them for one token. So prefill does more FLOPs per byte. Below a chip's ridge
-# (demo 01) memory sets the time, above it arithmetic.
+# (demo 01) memory sets the time, above it arithmetic. A CPU's ridge is low.
 #
 # TTFT is the time to the first token, TPOT the median time of a later one. "prompt token / TPOT" is
 # TTFT per token of the prompt over TPOT.

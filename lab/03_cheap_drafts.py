@@ -5,13 +5,11 @@
 # would say. What does each way of making one cost, and how often does it agree?
 #
 # **Watch for.** Two numbers decide what a draft model is worth: c, the time of its step over the
-# target's, and alpha, the chance that a token drawn from it is accepted. Neither alone tells which
-# is best.
+# target's, and alpha, the chance that a token drawn from it is accepted. Neither alone decides.
 #
 # **Takes.** about 6 s; needs numpy, safetensors, tokenizers, matplotlib.
 #
-# **Leaves out.** Drafters that are no language models (lookup, n-grams), heads on the target's
-# hidden states, and the memory that a draft model takes beside its target.
+# **Leaves out.** Drafters that are not language models (lookup, n-grams); memory.
 
 # %%
 import math
@@ -57,10 +55,10 @@ A = assumptions(Assumptions)
 # A second target, *large-exit*, was trained to predict after its first layers, too (LayerSkip,
 # arXiv 2404.16710). It gets draft models of its own first layers.
 #
-# Where memory sets the time, c is a ratio of bytes: those that a step of the draft model reads,
-# weights and cache, over the target's. That is the prediction. The measured c is numpy's. It
-# differs in two ways. numpy cannot multiply packed integers, so a rounded model runs in 32 bits, in
-# the target's time. And each layer costs some calls, however narrow it is.
+# A step reads the weights and the cache. The predicted c is the bytes that a draft step reads, over
+# those that a target step reads. The measured c is a ratio of times, in numpy, and two things raise
+# it. numpy cannot multiply packed integers, so a rounded model runs in 32 bits, in the target's
+# time. And each layer costs some calls, however narrow it is.
 
 
 # %%
@@ -97,10 +95,11 @@ TARGETS, MADE = make_models(("large", "large-exit"), A.float_bytes)
 DRAFTS = sum(MADE.values(), [])
 SECONDS = time_steps([*TARGETS.values(), *DRAFTS], A.context)
 record_samples("seconds per step: targets, then drafts as in the table", [*SECONDS.values()])
-columns = ["draft", "for target", "layers", "KB a step", "predicted c", "measured c", "ratio"]
+TARGET_KB = TARGETS["large"].step_bytes(A.context, A.float_bytes) / 1e3
+columns = ["draft", "for target", "layers", "KB a step", "predicted c", "measured c", "/ predicted"]
 rows = [cost_row(d) for d in DRAFTS]
 print_table("step-costs", columns, rows, measured=columns[5:],
-            title=f"One step after {A.context} tokens; ratio is measured c over predicted c",
+            title=f"One step after {A.context} tokens; a target reads {TARGET_KB:.0f} KB",
             formats=dict(zip(columns[3:], (".0f", ".3f", ".2f", ".2f"))))
 busy = disturbed(np.transpose([np.median(SECONDS[d] / SECONDS[TARGETS[d.target]], axis=1)
                                for d in DRAFTS]), "c")
@@ -155,7 +154,7 @@ print_table("agreement", ["model", "for target", *columns], rows, title="Reading
             formats=dict.fromkeys(columns[:4], ".3f") | dict.fromkeys(columns[4:], ".0%"))
 raised = [READ[kind][trained][1] - READ[kind][cut][1] for kind in READ
           for cut, trained in zip(MADE["cut"], MADE["exit"])]
-observe("trained-exit-agrees", "Training layers to predict adds {x:.2f} or more to their alpha.",
+observe("trained-exit-agrees", "Layers trained to predict have an alpha at least {x:.2f} higher.",
         value=min(raised), at_least=0.1)
 observe("alpha-by-text", "Between code and prose, alpha differs by up to {x:.3f}.", at_least=0.01,
         value=max(abs(READ["code"][d][1] - READ["prose"][d][1]) for d in DRAFTS))
@@ -164,11 +163,12 @@ observe("alpha-by-text", "Between code and prose, alpha differs by up to {x:.3f}
 # ## 3. Which one is best
 #
 # A round drafts gamma tokens, then the target verifies them. If verifying takes as long as one
-# step, a round takes gamma c + 1 steps of the target. The predicted speedup is tokens per round
-# over gamma c + 1. Tokens per round follow from gamma and alpha, if alpha is the same at every
-# position. Demos 04 and 05 look at the two ifs.
+# step, a round takes gamma c + 1 steps of the target. If alpha is the same at every position, it
+# yields 1 + alpha + alpha^2 + ... + alpha^gamma tokens. (Demos 04 and 05 look at these two ifs.)
+# The predicted speedup is the second over the first.
 #
-# The table takes the best gamma. It is 0 where alpha is not above c: drafting does not pay there.
+# The table shows each draft model at its best gamma. It is 0 where alpha is not above c: drafting
+# does not pay there. The last column is the best speedup if c is as measured.
 
 
 # %%
@@ -189,10 +189,10 @@ observe("best-pays", "The best is {name} for {target}, with a predicted speedup 
         name=best[0], target=best[1], value=best[5], at_least=1.5)
 PAIRS = list(permutations([row[2:6] for row in rows], 2))
 # No edit that was tried breaks this one: what agrees more tends to cost more.
-observe("alpha-ranks-nothing", "In {x} pairs, the one with more alpha has the lower speedup.",
-        value=sum(a[1] > b[1] and a[3] < b[3] for a, b in PAIRS), at_least=1)
-observe("c-ranks-nothing", "In {x} pairs, the one with less c has the lower speedup.",
-        value=sum(a[0] < b[0] and a[3] < b[3] for a, b in PAIRS), at_least=1)
+observe("alpha-ranks-nothing", "In {x} of {n} pairs, the draft with more alpha has less speedup.",
+        value=sum(a[1] > b[1] and a[3] < b[3] for a, b in PAIRS), at_least=1, n=len(PAIRS) // 2)
+observe("c-ranks-nothing", "In {x} of {n} pairs, the draft with less c has less speedup.",
+        value=sum(a[0] < b[0] and a[3] < b[3] for a, b in PAIRS), at_least=1, n=len(PAIRS) // 2)
 
 
 # %%
@@ -241,7 +241,7 @@ rows = [[name, *found, best_gamma(found[1], predicted_c(MADE["cut"][0]), A.max_g
         for name, found in (("trained", trained), ("random", random))]
 print_table("untrained", ["weights", "loss", "alpha", "same choice", "predicted speedup"], rows,
             title=f"{MADE['cut'][0].name}, on {A.kind}", formats={"same choice": ".1%"})
-observe("untrained-alpha", "With random weights for trained ones, alpha changes by {x:+.2f}.",
+observe("untrained-alpha", "Random weights instead of trained ones change alpha by {x:+.2f}.",
         value=random[1] - trained[1], at_least=0.3)
 # No assumption breaks this one: random weights have learned nothing.
 observe("untrained-loss", "The loss of the random draft model is {x:.3f} times that of guessing.",

@@ -8,8 +8,7 @@
 #
 # **Takes.** about 3 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
-# **Leaves out.** All times are predicted: bytes and FLOPs over assumed shares of the chip's peak
-# rates, plus an overhead. Demo 06 runs the trees of section 3. Demo 14 measures a real model.
+# **Leaves out.** Measured times (demo 14), and running the trees of section 3 (demo 06).
 
 # %%
 from dataclasses import dataclass, replace
@@ -37,8 +36,8 @@ class Assumptions:
     sent: tuple[Count, ...] = (1, 2, 5, 9, 33, 129, 257)  # Tokens of one target forward.
     batches: tuple[Count, ...] = (1, 4, 16, 64, 128, 256, 512)  # Batches of section 2.
     contexts: tuple[Count, ...] = (512, 2048, 8192, 32768)  # Contexts of section 2, tokens.
-    overhead_target_ms: Within(0.0, 1e6) = 1.0      # Added to a target forward, ms.
-    overhead_draft_ms: Within(0.0, 1e6) = 0.3       # Added to a forward of the draft model, ms.
+    overhead_target_ms: Within(0.0, 1e6) = 1.0      # Added to a target forward (launches), ms.
+    overhead_draft_ms: Within(0.0, 1e6) = 0.3       # The same for the draft model, ms.
     flop_efficiency: Share = 0.6                    # Share of the peak FLOP rate that is reached.
     byte_efficiency: Share = 0.8                    # Share of the peak bandwidth that is reached.
     tree_batches: tuple[Count, ...] = (1, 32)       # Batches of section 3.
@@ -69,12 +68,12 @@ def seconds(n=1, batch=A.batch, context=A.context, shape=TARGET, extra_ms=A.over
 
 
 def step_row(shape, extra_ms):
-    """[model, bytes of its weights, overhead, its step (both in ms), that over the target's]"""
+    """[model, bytes of its weights, overhead, its step (both in ms), c]"""
     step = seconds(shape=shape, extra_ms=extra_ms)
     return [shape.name, fmt_bytes(shape.streamed_bytes()), extra_ms, step * 1e3, step / seconds()]
 
 
-print_table("one-step", ["model", "weights read", "overhead, ms", "step, ms", "of target's"],
+print_table("one-step", ["model", "weights read", "overhead, ms", "step, ms", "c"],
             [step_row(TARGET, A.overhead_target_ms), step_row(DRAFT, A.overhead_draft_ms)],
             title=f"One decode step on {CHIP.name}, batch {A.batch}, context {A.context}")
 observe("fits", "Beside both models {x} sequences of {n} tokens fit in memory.", n=A.context,
@@ -96,7 +95,7 @@ print_table("verify-ratio", ["tokens", "reading, ms", "arithmetic, ms", "time, m
 # %% [markdown]
 # A round makes gamma draft steps, then one target forward of gamma + 1 tokens. It yields tau
 # tokens: the accepted ones and the target's own. The speedup is tau / (gamma c + verify ratio).
-# "pays above": the alpha above which a draft pays. It is c, plus what a second verified token adds.
+# *pays above* is the smallest alpha at which one drafted token pays: c + verify ratio of 2 - 1.
 
 # %%
 COLUMNS = {"gamma": "d", "c": ".3f", "tau": ".2f", "verify ratio": ".2f", "speedup": ".2f",
@@ -125,7 +124,8 @@ observe("fast-enough", "At alpha {a:g} the best gamma, {g}, has a speedup of {x:
 # ## 2. Batch and context
 #
 # The weights are read once for the whole batch, but each sequence needs its own arithmetic: a large
-# batch leaves none to spare. A long cache takes long to read, which leaves time for arithmetic.
+# batch leaves none to spare. A long cache raises c, as the draft model has one, too. At a large
+# batch it also helps: while the caches are read, there is time for arithmetic.
 
 # %%
 def fits(context, batch):
@@ -137,7 +137,7 @@ CELLS = {(n, b): plan(n, b, A.alpha) for n, b in PLACES if fits(n, b)}
 print_table("grid", ["context", "batch", *COLUMNS],
             [[*place, *row.values()] for place, row in CELLS.items()], formats=COLUMNS,
             title=f"The best draft length where both models fit, alpha {A.alpha:g}")
-observe("pays-where-fits", "At alpha {a:g} no draft pays in {x} of these {n} cases.", a=A.alpha,
+observe("pays-where-fits", "At alpha {a:g} drafting does not pay in {x} of {n} cases.", a=A.alpha,
         n=len(CELLS), value=sum(row["gamma"] == 0 for row in CELLS.values()), at_most=0)
 
 
@@ -161,7 +161,7 @@ def speedup_map(alpha):
     rows = np.reshape(found, (len(A.contexts), len(A.batches)))
     title = f"Speedup at alpha = {alpha:g} on {CHIP.name} ({CHIP.memory / 1e9:.0f} GB)"
     return heat_map(rows, ("batch, sequences", A.batches), ("context, tokens", A.contexts), title,
-                    "speed over plain decoding's", absent="too big")
+                    "speedup over plain decoding", absent="too big")
 
 
 figure("speedup", speedup_map(A.alpha), "speedup over batch and context")
@@ -174,10 +174,11 @@ sliders(lambda alpha: figure("moved", speedup_map(alpha), f"alpha = {alpha:g}"),
 # ## 3. Trees
 #
 # A tree has several candidates per position: 4x2x2x1 has four at the root, two below each of these,
-# and so on. Its tau follows from ranks:
+# and so on. Its tau follows from *ranks*. The draft sorts all tokens by probability: the likeliest
+# has rank 0. A node's first child is the token of rank 0, its second the token of rank 1.
 #
-# 1. A toy model writes texts. For each new token, find its rank in the draft's list, from 0.
-# 2. Start at any token. While the tree has a child with the rank of the next token, go down to it.
+# 1. A toy model writes texts (easier ones than those of demo 03). Find the rank of each new token.
+# 2. Start at any token and follow the text down the tree, as long as the child of that rank exists.
 # 3. tau is 1 plus the number of levels gone down, on average over all starts.
 #
 # - **First layer**: the first layer of the target, and its output head. Not trained to predict.
@@ -200,11 +201,10 @@ print_table("tree-tau", ["tree", "nodes", *TAU], [tau_row(tree) for tree in TREE
             formats=dict.fromkeys(TAU, ".2f"))
 
 # %% [markdown]
-# Suppose drafts like these have these taus on the chip above. The first layer and the int4 copy
-# cost what their own bytes cost, and an overhead in proportion to their layers. The trained layer
-# stands for EAGLE's: its share of a target forward is assumed.
-#
-# Drafting below w nodes is one forward of w tokens. Verifying sends all nodes and one token more.
+# Now the toy's taus and the times of section 1. The first layer and the int4 copy cost what their
+# own bytes cost, and an overhead in proportion to their layers. The trained layer plays the part of
+# EAGLE (arXiv 2401.15077), a drafter of one layer. Its cost is assumed: less, as EAGLE-3's output
+# head lists frequent tokens only. A level below w nodes is drafted by one forward of w tokens.
 
 # %%
 def draft_forward(draft, n, batch):

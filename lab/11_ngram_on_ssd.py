@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 11. N-gram drafts from an SSD
 #
-# **Question.** A table of which token usually follows which can lie on a disk. What does it add to
-# a lookup in the text at hand, and what does reading it cost?
+# **Question.** A table that says which token usually comes next can be kept on a disk. What does it
+# add to a lookup in the text at hand, and what does reading it cost?
 #
-# **Watch for.** On which text the tables' drafts are accepted. How little of a file is read.
+# **Watch for.** On which text the tables' drafts are accepted. How little of a large file is read.
 #
 # **Takes.** about 12 s; needs numpy, tokenizers, safetensors, zstandard.
 #
@@ -24,7 +24,7 @@ from lab.drafters.tiers import NgramDrafter
 from lab.measure.known_texts import KnownText
 from lab.measure.spread import disturbed
 from lab.ngram import tokenizer
-from lab.ngram.reading import read_table, scattered_read_seconds
+from lab.ngram.reading import read_table
 from lab.ngram.scratch import Scratch, corpus_tokens, first_share, repeated_share
 
 
@@ -102,8 +102,8 @@ print_table("growing", ["order", "tokens", "MB", *heads],
 # %%
 growth = {order: known[ALL, order][1] / known[SHARES[0], order][1] for order in ORDERS}
 observe("long-contexts-grow", "With {n:.0f} times the corpus, order {low} is right {b:.2f} times as"
-        " often on code, and order {top} {x:.2f} times.", n=ALL / SHARES[0], low=ORDERS[0], top=TOP,
-        b=growth[ORDERS[0]], value=growth[TOP], at_least=growth[ORDERS[0]])
+        " often on code, and order {top} {x:.2f} times as often.", n=ALL / SHARES[0], low=ORDERS[0],
+        top=TOP, b=growth[ORDERS[0]], value=growth[TOP], at_least=growth[ORDERS[0]])
 observe("known-contexts", "Order {top} knows {x:.2f} times as many contexts of code as order {n}.",
         top=TOP, n=ORDERS[-2], value=known[ALL, TOP][0] / known[ALL, ORDERS[-2]][0], at_most=1)
 
@@ -135,7 +135,7 @@ def as_it_stands(kind):
 
 
 def repeated(name):
-    """The share that repeats what stands before it, on average over the requests of a text."""
+    """The share that repeats earlier text, on average over the requests of a text."""
     return float(np.mean([repeated_share(text) for _, _, text in texts[name]]))
 
 
@@ -144,7 +144,7 @@ texts["again"] = greedy([[*text, toy.EOS, *prompt] for _, prompt, text in texts[
 texts |= {kind: as_it_stands(kind) for kind in toy.KINDS}
 print_table("texts", ["text", "repeated"], [[name, repeated(name)] for name in texts],
             title="Runs of 8 tokens that occurred before", formats={"repeated": ".0%"})
-observe("fresh", "Of the held-out code {x:.1%} repeats what stands before it.",
+observe("fresh", "Of the held-out code {x:.1%} repeats earlier text.",
         value=repeated("code"), at_most=0.05)
 
 # %% [markdown]
@@ -157,6 +157,9 @@ observe("fresh", "Of the held-out code {x:.1%} repeats what stands before it.",
 # - *lookup*: no tables. *to 3*: the lookup, and the tables up to order 3.
 # - *priced*: all tables, but a token is drafted only while its chance of being accepted is worth
 #   its price. The drafter learns these chances, tier by tier, from what was accepted so far.
+#
+# The price, assumed, is what a drafted token adds to a round, in steps of the target. So *tokens a
+# step* is tau / (1 + price x drafts a round). alpha counts tested tokens, none after a refusal.
 
 # %%
 def with_tables(share, highest, price=0.0):
@@ -165,76 +168,82 @@ def with_tables(share, highest, price=0.0):
 
 
 def drafted(drafter, text):
-    """The rounds on all requests of a text; `differ` gets the number that come out differently."""
+    """(the rounds on all requests of a text, how many of these come out differently)."""
     runs, wrong = [], 0
     for decoder, prompt, whole in texts[text]:
         made, run = speculative_generate(decoder, drafter, prompt, A.new_tokens, A.gamma)
         wrong += made.tolist() != whole
         runs.append(run)
-    differ.append(wrong)
-    return Run.pool(runs)
+    return Run.pool(runs), wrong
 
 
-differ = []
+def draft_row(text, tiers):
+    """A row of the table below."""
+    run, _ = runs[text, tiers]
+    drafts = run.drafted / len(run.rounds)
+    alpha = run.alpha if run.drafted else None
+    return [text, tiers, drafts, alpha, run.tau, run.tau / (1 + A.price * drafts)]
+
+
 drafters = {"lookup": NgramDrafter(price=0)} | {f"to {n}": with_tables(ALL, n) for n in ORDERS}
 drafters["priced"] = with_tables(ALL, TOP, A.price)
 runs = {(text, name): drafted(drafters[name], text) for text in texts for name in drafters}
-print_table("drafts", ["text", "tiers", "drafts a round", "alpha", "tau"],
-            [[*key, r.drafted / len(r.rounds), r.alpha if r.drafted else None, r.tau]
-             for key, r in runs.items()], title=f"{A.prompts} requests of each, gamma {A.gamma}")
+print_table("drafts", ["text", "tiers", "drafts a round", "alpha", "tau", "tokens a step"],
+            [draft_row(*key) for key in runs],
+            title=f"{A.prompts} requests of each, gamma {A.gamma}, price {A.price:g}")
 observe("same-text", "Of {n} requests {x} come out differently than by plain greedy decoding.",
-        n=len(differ) * A.prompts, value=sum(differ), at_most=0)
-observe("lookup-repeats", "On a text asked for again the lookup alone brings {x:.2f} times the"
-        " tokens a round that it brings on fresh code.", at_least=1.5,
-        value=runs["again", "lookup"].tau / runs["code", "lookup"].tau)
+        n=len(runs) * A.prompts, value=sum(wrong for _, wrong in runs.values()), at_most=0)
+observe("lookup-repeats", "On a text asked for again, the lookup alone gives {x:.2f} times the"
+        " tokens a round that it gives on fresh code.", at_least=1.5,
+        value=draft_row("again", "lookup")[4] / draft_row("code", "lookup")[4])
 observe("tables-add", "On fresh prose the tables add {x:.2f} tokens a round to the lookup.",
-        value=runs["prose", f"to {TOP}"].tau - runs["prose", "lookup"].tau, at_least=0.1)
-observe("price", "With a price of {p:g} the drafter drafts {x:.0%} of these tokens on fresh prose.",
-        p=A.price, value=runs["prose", "priced"].drafted / runs["prose", f"to {TOP}"].drafted,
-        at_most=0.8)
+        value=draft_row("prose", f"to {TOP}")[4] - draft_row("prose", "lookup")[4], at_least=0.1)
+observe("price", "On fresh prose, asking whether a token is worth its price gives {x:.2f} times the"
+        " tokens a step.", at_least=1,
+        value=draft_row("prose", "priced")[5] / draft_row("prose", f"to {TOP}")[5])
 
 # %%
-grown = {(share, kind): drafted(with_tables(share, TOP), kind).tau
+grown = {(share, kind): drafted(with_tables(share, TOP), kind)[0].tau
          for share in progress(SHARES, "a growing corpus") for kind in toy.KINDS}
 print_table("tiers-growing", ["share of the corpus", "code: tau", "prose: tau"],
             [[share, grown[share, "code"], grown[share, "prose"]] for share in SHARES],
             title="Tokens a round with all tables, on fresh text")
-observe("corpus-adds", "{n:.0f} times the corpus brings {x:+.2f} tokens a round on fresh code.",
+observe("corpus-adds", "{n:.0f} times the corpus changes tokens a round on fresh code by {x:+.2f}.",
         n=ALL / SHARES[0], value=grown[ALL, "code"] - grown[SHARES[0], "code"], at_least=0)
 
 # %% [markdown]
 # ## 4. What reading costs
 #
-# Now larger tables, of random tokens. A disk is read in pages of 4096 bytes. A lookup is *cold*
-# when the system must fetch the page, and *warm* when it still has it in memory. *mmap* reads a
-# page when it is first touched, *ram* reads the whole file when it is opened.
+# Now two larger tables, of random tokens with a real model's vocabulary. A disk is read in pages of
+# 4096 bytes. A lookup is *cold* when the system must fetch the page, and *warm* when it still has
+# it in memory. *mmap* reads a page when it is first touched, *ram* reads the whole file at once.
+# The row of a bigram is at the place that its token's id says: one read. A trigram is found by
+# binary search: each halving reads one more place, and all searches share the first ones. *pages
+# predicted* is how many different pages all lookups together should touch.
 #
-# A bigram's row lies where its number says. A trigram is found by binary search, and every halving
-# touches another page. *pages predicted* adds up the pages that so many searches touch together.
-# The yardstick is Python reading one number at a random place in memory of the table's size.
+# For comparison, Python reads one number at a random place in memory as large as the table.
 
 # %%
 def timed(order):
-    """(readings of random lookups in a table of this order, its bytes, the yardstick in s)."""
+    """Random lookups in a table of this order, timed."""
     rng = np.random.default_rng(A.seed)
     drawn = rng.integers(A.big_vocabulary, size=A.big_tokens, dtype=np.uint32)
     starts = rng.integers(A.big_tokens - order, size=A.lookups)
     table = scratch.build("random", drawn, order, A.top_k, A.big_vocabulary, "none")
     table.close()
     contexts = np.stack([drawn[starts + i] for i in range(order - 1)], axis=1)
-    return read_table(table.path, contexts), table.nbytes, scattered_read_seconds(table.nbytes)
+    return read_table(table.path, contexts)
 
 
-found = {order: timed(order) for order in progress((2, 3), "reading")}
+reading = {order: timed(order) for order in progress((2, 3), "reading")}
 heads = ["us a lookup", "pages in memory", "MB read"]
 print_table("lookups", ["order", "MB", "file", "state", *heads[:2], "pages predicted", "MB read"],
-            [[n, found[n][1] / 1e6, *r.row] for n in found for r in found[n][0]], measured=heads,
-            formats={"pages predicted": ".0f"}, title=f"{A.lookups} lookups, one at a time")
-record_samples("seconds of a lookup", {f"order {n}, {r.file}, {r.state}": r.seconds
-                                       for n in found for r in found[n][0]})
+            reading[2].rows + reading[3].rows, measured=heads, formats={"pages predicted": ".0f"},
+            title=f"{A.lookups} lookups, one at a time")
+record_samples("seconds of a lookup", reading[2].samples | reading[3].samples)
 observe("single-trigram", "A warm trigram takes the time of {x:.1f} such reads of {b:.0f} ns each.",
-        b=found[3][2] * 1e9, value=found[3][0][1].median / found[3][2], at_most=40, measured=True,
-        not_judged=disturbed(np.quantile(found[3][0][1].seconds, (0.25, 0.75)), "a warm lookup"))
-observe("few-pages", "A trigram touches {x:.1f} times as many pages as a bigram, on average.",
-        value=found[3][0][0].predicted / found[2][0][0].predicted, at_least=2)
+        b=reading[3].one_read * 1e9, value=reading[3].warm.median / reading[3].one_read,
+        at_most=40, measured=True, not_judged=disturbed(reading[3].warm.quartiles, "a warm lookup"))
+observe("few-pages", "All trigram lookups together touch {x:.1f} times as many pages as all bigram"
+        " lookups.", value=reading[3].pages / reading[2].pages, at_least=2)
 scratch.close()

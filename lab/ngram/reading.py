@@ -36,14 +36,51 @@ class Reading:
         return median(self.seconds)
 
     @property
+    def quartiles(self) -> tuple[float, float]:
+        low, high = np.quantile(self.seconds, (0.25, 0.75))
+        return float(low), float(high)
+
+    @property
     def row(self) -> list:
         """As a table shows it: file, state, us of a lookup, pages in memory and predicted, MB read."""
         megabytes = None if self.read is None else self.read / 1e6
         return [self.file, self.state, self.median * 1e6, self.pages, self.predicted, megabytes]
 
 
-def read_table(path: Path, contexts) -> list[Reading]:
-    """Readings of these lookups (m, order - 1), one at a time: cold and warm from the mapped file, warm from memory.
+@dataclass(frozen=True)
+class TableReadings:
+    """Lookups in one table: of its mapped file cold and then warm, and with all of it in memory.
+
+    one_read: seconds in which Python reads one number at a random place in memory of the table's size.
+    """
+
+    order: int
+    nbytes: int
+    cold: Reading
+    warm: Reading
+    in_memory: Reading
+    one_read: float
+
+    @property
+    def pages(self) -> float:
+        """Predicted number of different pages that all the lookups touch together."""
+        assert self.cold.predicted is not None
+        return self.cold.predicted
+
+    @property
+    def rows(self) -> list[list]:
+        """As a table shows them: order, MB, and `Reading.row`."""
+        return [[self.order, self.nbytes / 1e6, *each.row] for each in (self.cold, self.warm, self.in_memory)]
+
+    @property
+    def samples(self) -> dict[str, list[float]]:
+        """Raw seconds of a lookup, for the record."""
+        return {f"order {self.order}, {each.file}, {each.state}": each.seconds
+                for each in (self.cold, self.warm, self.in_memory)}
+
+
+def read_table(path: Path, contexts) -> TableReadings:
+    """Readings of these lookups (m, order - 1), one at a time.
 
     The table must not be open anywhere, or the file stays in memory. Raises OSError.
     """
@@ -59,7 +96,8 @@ def read_table(path: Path, contexts) -> list[Reading]:
                 found.append(Reading(file, state, seconds, resident[0] if resident else None,
                                      expected_pages(table, len(lookups)) if file == "mmap" else None,
                                      (disk.io_use() - before).bytes_read))
-    return found
+            order, nbytes = table.order, table.nbytes
+    return TableReadings(order, nbytes, *found, scattered_read_seconds(nbytes))
 
 
 def scattered_read_seconds(nbytes: int, n: int = 2000, seed: int = 0) -> float:

@@ -39,7 +39,7 @@ def test_05_all_observations_hold_and_the_figure_is_there():
 def test_05_one_chip_one_pair():
     found = record(HARDWARE)
     draft = table(found, "one-step")[1]
-    assert draft["of target's"] == pytest.approx(0.19, abs=0.01)
+    assert draft["c"] == pytest.approx(0.19, abs=0.01)
     sent = {row["tokens"]: row for row in table(found, "verify-ratio")}
     assert list(sent) == [1, 2, 5, 9, 33, 129, 257] and sent[129]["verify ratio"] < 1.01
     assert sent[257]["arithmetic, ms"] > sent[257]["reading, ms"] and sent[257]["verify ratio"] == pytest.approx(1.167, abs=1e-3)

@@ -37,8 +37,9 @@ def test_readings_of_a_table(tmp_path):
     table = scratch.build("some", tokens, 3, 4, 50, "none")
     table.close()
     found = read_table(table.path, np.stack([tokens[:40], tokens[1:41]], axis=1))
-    assert [(reading.file, reading.state in ("cold", "as it was")) for reading in found] == [
+    assert found.order == 3 and found.pages > 1 and found.one_read > 0 and len(found.samples) == 3
+    assert [(row[2], row[3] in ("cold", "as it was")) for row in found.rows] == [
         ("mmap", True), ("mmap", False), ("ram", False)]
-    assert all(reading.median > 0 for reading in found) and found[0].predicted > 1 and found[2].predicted is None
+    assert all(row[4] > 0 for row in found.rows) and found.in_memory.predicted is None
     assert scattered_read_seconds(8000, n=50) > 0
     scratch.close()
