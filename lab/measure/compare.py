@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from console import progress
+from console import progress, record_samples
 from decode_lab import Run
 from lab.measure import timing
 from lab.measure.turns import Made, Method
@@ -53,10 +53,14 @@ class Compared:
         return self.run.tau
 
     @property
+    def steps(self) -> np.ndarray:
+        """(repeats,): seconds per token of the baseline around each run, the mean of before and after."""
+        return np.array([(a.run.per_token + c.run.per_token) / 2 for a, c in zip(self.before, self.after, strict=True)])
+
+    @property
     def ratios(self) -> np.ndarray:
-        """(repeats,): seconds per token of the baseline, the mean of before and after, over the method's between."""
-        return np.array([(a.run.per_token + c.run.per_token) / 2 / b.run.per_token
-                         for a, b, c in zip(self.before, self.made, self.after, strict=True)])
+        """(repeats,): `steps` over the method's seconds per token between."""
+        return self.steps / [made.run.per_token for made in self.made]
 
     @property
     def speedup(self) -> float:
@@ -142,9 +146,28 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
     return rows
 
 
+def record(rows: Sequence[Compared]) -> None:
+    """Keep the seconds per token of all runs in the record of the demo that runs."""
+    for row in rows:
+        record_samples(f"seconds per token, {row.text}, {row.method}", row.samples)
+
+
 def not_judged(rows: Sequence[Compared]) -> str:
     """Why a claim that rests on all these rows is not to be judged: the first row's reason; "" where it may be."""
     return next((row.not_judged for row in rows if not row.judged), "")
+
+
+def undecided(a: Compared, bound: float, b: Compared | None = None) -> str:
+    """Why it cannot be told whether a's speedup, or a's over b's, is above or below a bound; "" where it can.
+
+    Either a row is not judged, or the quartiles of the ratios, repetition by repetition, lie on both sides of the bound.
+    """
+    ratios = a.ratios if b is None else a.ratios / b.ratios
+    low, high = np.quantile(ratios, (0.25, 0.75))
+    if reason := not_judged([a] if b is None else [a, b]):
+        return reason
+    return (f"the middle half of its readings, {low:.2f} to {high:.2f}, lies on both sides of {bound:g}."
+            if low < bound < high else "")
 
 
 def _read(methods, text: str, prompt, target, n_new: int, repeats: int, baseline, unbounded) -> list[Compared]:

@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from console import record_samples
 from lab.measure import timing
+from lab.measure.spread import disturbed
+
+LENGTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)  # tokens sent, whose times say what drafts of up to 16 tokens cost
+MOST = 1.2                     # times that c or a verify ratio may differ between earlier and later readings
 
 
 class StepCurve:
@@ -67,9 +72,24 @@ class Costs:
         return float(np.median(self._steps[0]))
 
     @property
+    def not_judged(self) -> str:
+        """Why c and the verify ratios are not to be judged, as a sentence; "" where the earlier and the later half of
+        all readings agree."""
+        half = self._sending.shape[1] // 2
+        parts = [np.s_[:, :half], np.s_[:, half:]] if half else []
+        ratios = [[*(np.median(self._sending[part], 1)[1:] / np.median(self._sending[part], 1)[0]),
+                   *np.median(self._steps[part][1:] / self._steps[part][0], 1)] for part in parts]
+        return disturbed(ratios, "c and of verify ratios", MOST) if ratios and ratios[0] else ""
+
+    @property
     def samples(self) -> dict[str, dict]:
         """All seconds in the order taken, for the record: {"sending n tokens": {n: ...}, "a step": {model: ...}}."""
         found: dict[str, dict] = {"seconds of sending n tokens": dict(zip(self.sent, self._sending))}
         if self.drafts:
             found["seconds of a step"] = dict(zip(["target", *self.drafts], self._steps))
         return found
+
+    def record(self) -> None:
+        """Keep all `samples` in the record of the demo that runs."""
+        for what, seconds in self.samples.items():
+            record_samples(what, seconds)

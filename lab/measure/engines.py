@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 
 import torch
 
@@ -24,11 +25,14 @@ def generate_method(as_loaded: bool = False, **how):
 
 
 def llama_method(path, **how):
-    """llama.cpp on a GGUF file (`llama_cpp.llama_cpp` with the options `how`), to be called as a Method is."""
-    run = llama_cpp.llama_cpp(path, **how)
+    """llama.cpp on a GGUF file (`llama_cpp.llama_cpp` with the options `how`), to be called as a Method is.
+
+    It runs on as many threads as PyTorch does at each call, so that an engine is loaded again where that has changed.
+    """
+    engine = lru_cache(1)(lambda threads: llama_cpp.llama_cpp(path, threads=threads, **how))
 
     def call(decoder, prompt, n_new, eos=()):
-        made = run(prompt, n_new, eos)
+        made = engine(torch.get_num_threads())(prompt, n_new, eos)
         return made.tokens, made.run
     return call
 

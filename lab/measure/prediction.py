@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from decode_lab import Run
 from lab.drafters.best_tree import accept_lengths_to_end
+from lab.measure.compare import Compared
 from lab.measure.costs import StepCurve
 from lab.measure.known_texts import KnownText
 from lab.measure.turns import Made, Method, speedup
@@ -54,6 +56,14 @@ def predict(method: Method, t: StepCurve, c: Mapping[str, float], target, text, 
                   verify=float(np.mean([t(1 + (depths <= d).sum()) for d in deep])))
 
 
+def predict_rounds(run: Run, t: StepCurve, c: float = 0.0) -> Pieces:
+    """The pieces of rounds that were counted in another run, such as a library's: each drafted token takes c, and
+    sending n tokens t(n). What else the library does between forwards takes no time here."""
+    drafted = [r.drafted for r in run.later().rounds]
+    return Pieces(tau=run.later().tau, draft=c * float(np.mean(drafted)),
+                  verify=float(np.mean([t(n + 1) for n in drafted])))
+
+
 def _replayed(method: Method, t: StepCurve, target, text, n_prompt: int) -> Pieces:
     """The pieces of the rounds that a method has on a text that is known, its drafting timed there."""
     run = method(KnownText(text, target), text[:n_prompt], len(text) - n_prompt)[1].later()
@@ -65,7 +75,8 @@ def _replayed(method: Method, t: StepCurve, target, text, n_prompt: int) -> Piec
 class Explained:
     """A speedup measured after the first round, and the pieces that it is made of, predicted and measured.
 
-    drafts: drafted per round. alpha: None where nothing was drafted.
+    drafts: drafted per round. alpha: None where nothing was drafted. quartiles: of the paired ratios whose median the
+    speedup is; None where they were not read.
     """
 
     predicted: Pieces
@@ -73,6 +84,13 @@ class Explained:
     speedup: float
     drafts: float
     alpha: float | None
+    quartiles: tuple[float, float] | None = None
+
+    @property
+    def close(self) -> bool:
+        """Whether the predicted speedup lies within 20% of the measured one, or of its quartiles."""
+        low, high = self.quartiles or (self.speedup, self.speedup)
+        return low * (1 - CLOSE) <= self.predicted.speedup <= high * (1 + CLOSE)
 
     @property
     def off_in(self) -> str:
@@ -99,3 +117,12 @@ def explain(predicted: Pieces, base: Sequence[Made], made: Sequence[Made]) -> Ex
     run = runs[0]                                    # counts are the same in all
     return Explained(predicted, Pieces(run.tau, draft, verify), speedup(base, made), run.drafted / len(run.rounds),
                      run.alpha if run.drafted else None)
+
+
+def explain_compared(predicted: Pieces, row: Compared) -> Explained:
+    """`explain` for a row of `compare`: the pieces of each run over the mean of the plain runs before and after it."""
+    draft, verify = (median(np.mean([getattr(r, what) for r in made.run.later().rounds]) / step
+                            for made, step in zip(row.made, row.steps)) for what in ("draft_s", "verify_s"))
+    run = row.made[0].run.later()                    # counts are the same in all
+    return Explained(predicted, Pieces(run.tau, draft, verify), row.speedup, run.drafted / len(run.rounds),
+                     run.alpha if run.drafted else None, row.quartiles)
