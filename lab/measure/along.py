@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,13 +63,20 @@ class Agreement:
         return float((np.concatenate(self.ranks) < k).mean())
 
 
+class Agreements(NamedTuple):
+    """texts: the target's greedy texts, prompts and all. drafts: {name: Agreement} on them."""
+
+    texts: list[list[int]]
+    drafts: dict[str, Agreement]
+
+
 def agreements(target, drafts: Mapping[str, Any], prompts: Sequence[Sequence[int]], n_new: int,
-               temperature: float = 1.0) -> tuple[list[list[int]], dict[str, Agreement]]:
-    """(the target's greedy text behind each prompt, {draft: its Agreement}): `read_along` on each prompt."""
+               temperature: float = 1.0) -> Agreements:
+    """`read_along` after each prompt: the target's texts, and how each draft agrees with it on them."""
     found = {name: Agreement() for name in drafts}
 
     def visit(name, p, q):
         found[name].ranks.append(draft_ranks(np.append(q, q[-1:], 0), [0, *p.argmax(-1)]))
         found[name].overlaps.append(np.minimum(softmax(p / temperature), softmax(q / temperature)).sum(axis=-1))
 
-    return [read_along(target, drafts, prompt, n_new, visit) for prompt in prompts], found
+    return Agreements([read_along(target, drafts, prompt, n_new, visit) for prompt in prompts], found)

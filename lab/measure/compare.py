@@ -84,6 +84,11 @@ class Compared:
         return median(made.run.ttft for made in self.made)
 
     @property
+    def plain(self) -> tuple[float, float]:
+        """(seconds per token, seconds to the first token) of the baseline beside it, medians."""
+        return float(np.median(self.steps)), median(made.run.ttft for made in self.before)
+
+    @property
     def spread(self) -> float:
         """Of the baseline's runs beside this method: the distance of the quartiles over the median."""
         low, middle, high = np.quantile([made.run.per_token for made in self.before + self.after], (0.25, 0.5, 0.75))
@@ -126,7 +131,8 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
     that tokens per round do not limit their speedup. when_busy: called where a row of a text is not good enough, such
     as choosing the number of threads again; the text is then read again, once.
 
-    Neighbours share a baseline run: A B A C A, and in the next repetition A C A B A.
+    Neighbours share a baseline run: A B A C A, and in the next repetition A C A B A. The seconds of all runs go to the
+    record of the demo that runs.
     """
     repeats = whole("repeats", repeats, LEAST_REPEATS)
     require(methods, "methods", list(methods), "at least one")
@@ -142,14 +148,10 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
             for row, earlier in zip(again, found):
                 row.earlier = earlier
             found = again
+        for row in found:
+            record_samples(f"seconds per token, {text}, {row.method}", row.samples)
         rows += found
     return rows
-
-
-def record(rows: Sequence[Compared]) -> None:
-    """Keep the seconds per token of all runs in the record of the demo that runs."""
-    for row in rows:
-        record_samples(f"seconds per token, {row.text}, {row.method}", row.samples)
 
 
 def not_judged(rows: Sequence[Compared]) -> str:
@@ -160,7 +162,7 @@ def not_judged(rows: Sequence[Compared]) -> str:
 def undecided(a: Compared, bound: float, b: Compared | None = None) -> str:
     """Why it cannot be told whether a's speedup, or a's over b's, is above or below a bound; "" where it can.
 
-    Either a row is not judged, or the quartiles of the ratios, repetition by repetition, lie on both sides of the bound.
+    Either a row is not judged, or the quartiles of the ratios, repetition by repetition, lie on both sides of it.
     """
     ratios = a.ratios if b is None else a.ratios / b.ratios
     low, high = np.quantile(ratios, (0.25, 0.75))

@@ -47,13 +47,15 @@ class Costs:
         self._steps = np.zeros((1 + len(self.drafts), 0))
 
     def read(self) -> None:
-        """Time every forward `repeats` times more."""
+        """Time every forward `repeats` times more, and keep all seconds in the record of the demo that runs."""
         sending = timing.step_times(self.target, self._ids, self.context, self.sent, self.repeats)
         self._sending = np.hstack([self._sending, sending])
         if self.drafts:
             models = [self.target, *self.drafts.values()]
             steps = timing.step_seconds(models, self._ids, self.context, self.repeats)
             self._steps = np.hstack([self._steps, steps])
+        for what, seconds in self.samples.items():
+            record_samples(what, seconds)
 
     @property
     def t(self) -> StepCurve:
@@ -76,10 +78,14 @@ class Costs:
         """Why c and the verify ratios are not to be judged, as a sentence; "" where the earlier and the later half of
         all readings agree."""
         half = self._sending.shape[1] // 2
-        parts = [np.s_[:, :half], np.s_[:, half:]] if half else []
-        ratios = [[*(np.median(self._sending[part], 1)[1:] / np.median(self._sending[part], 1)[0]),
-                   *np.median(self._steps[part][1:] / self._steps[part][0], 1)] for part in parts]
-        return disturbed(ratios, "c and of verify ratios", MOST) if ratios and ratios[0] else ""
+        if not half or (len(self.sent) == 1 and not self.drafts):
+            return ""
+        ratios = []
+        for part in (np.s_[:, :half], np.s_[:, half:]):
+            sending, steps = np.median(self._sending[part], axis=1), self._steps[part]
+            c = np.median(steps[1:] / steps[0], axis=1) if self.drafts else []
+            ratios.append([*(sending[1:] / sending[0]), *c])
+        return disturbed(ratios, "c and of verify ratios", MOST)
 
     @property
     def samples(self) -> dict[str, dict]:
@@ -88,8 +94,3 @@ class Costs:
         if self.drafts:
             found["seconds of a step"] = dict(zip(["target", *self.drafts], self._steps))
         return found
-
-    def record(self) -> None:
-        """Keep all `samples` in the record of the demo that runs."""
-        for what, seconds in self.samples.items():
-            record_samples(what, seconds)

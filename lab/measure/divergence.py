@@ -37,7 +37,7 @@ class Divergence:
 
     @property
     def cells(self) -> tuple[int, str, str]:
-        """What a table shows: the position, both tokens, and the margin beside what is allowed, in steps of the dtype."""
+        """What a table shows: position, both tokens, and the margin beside what is allowed, in steps of the dtype."""
         return (self.position, f"{self.plain} / {self.other}",
                 f"{self.margin / self.step:.3g} of {self.allowed / self.step:.3g}")
 

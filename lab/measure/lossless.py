@@ -32,7 +32,8 @@ def greedy_runs(methods: Mapping[str, Callable], target, n_new: int,
 
     A prompt is prefilled once for all methods; draft models should be `kept_drafts`.
     """
-    every, kept = {"plain": Method(), **methods}, KeptPrefix(target)
+    every: dict[str, Callable] = {"plain": Method(), **methods}
+    kept = KeptPrefix(target)
     made: dict[str, list[tuple[np.ndarray, Run]]] = {name: [] for name in every}
     for prompt in progress(prompts, "comparing texts"):
         for name, method in every.items():
@@ -60,6 +61,10 @@ class FirstTokens:
         by_chance = distances(self._rng.multinomial(n, p / p.sum(), size=SAMPLINGS), p)
         self.chance = tuple(float(np.quantile(x, SHARE)) for x in by_chance)
         self._target = Remembered(target)
+
+    def explains(self, impossible: int, off: float, chi_square: float) -> bool:
+        """Whether chance explains such readings."""
+        return not impossible and off <= self.chance[0] and chi_square <= self.chance[1]
 
     def drafts(self, models: Mapping[str, Any]) -> dict[str, Remembered]:
         """The draft models, each of which remembers its forwards, too."""

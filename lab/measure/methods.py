@@ -1,4 +1,4 @@
-"""Methods that several demos compare: lookups, and the chain and the tree of a draft model with the best predicted speed."""
+"""Methods that several demos compare: lookups, and the chain and the tree of a draft model predicted to be fastest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def model_methods(models: Mapping[str, Any], shapes: Callable[[str, str], TreeSh
             for name, model in models.items() for kind in KINDS}
 
 
-def fastest_shape(kind: str, ranks: Sequence[np.ndarray], t: StepCurve, c: float, n_nodes: int, width: int = 4) -> TreeShape:
+def fastest_shape(kind: str, ranks: Sequence[np.ndarray], t: StepCurve, c: float, n_nodes: int,
+                  width: int = 4) -> TreeShape:
     """The "chain" or "tree" of 1 to n_nodes nodes with the best predicted speed, on average over some texts.
 
     ranks: of each text, where the target's choices stand in the draft's list (n,), 0 first. Of each number of nodes one

@@ -15,7 +15,7 @@ import numpy as np
 from decode_lab import Run
 from lab.drafters.best_tree import accept_lengths_to_end
 from lab.measure.compare import Compared
-from lab.measure.costs import StepCurve
+from lab.measure.costs import Costs, StepCurve
 from lab.measure.known_texts import KnownText
 from lab.measure.turns import Made, Method, speedup
 
@@ -56,12 +56,15 @@ def predict(method: Method, t: StepCurve, c: Mapping[str, float], target, text, 
                   verify=float(np.mean([t(1 + (depths <= d).sum()) for d in deep])))
 
 
-def predict_rounds(run: Run, t: StepCurve, c: float = 0.0) -> Pieces:
-    """The pieces of rounds that were counted in another run, such as a library's: each drafted token takes c, and
-    sending n tokens t(n). What else the library does between forwards takes no time here."""
-    drafted = [r.drafted for r in run.later().rounds]
-    return Pieces(tau=run.later().tau, draft=c * float(np.mean(drafted)),
-                  verify=float(np.mean([t(n + 1) for n in drafted])))
+def predict_rounds(run: Run, t: StepCurve, c: float = 0.0, step_s: float | None = None) -> Pieces:
+    """The pieces of rounds that are counted already, such as a library's: a drafted token takes c steps, and sending n
+    tokens t(n). What else the library does between forwards takes no time here.
+
+    step_s: seconds of the step in which the pieces are given; None for t's own.
+    """
+    rounds, over = run.later().rounds, t.step_s / (step_s or t.step_s)
+    return Pieces(tau=run.later().tau, draft=over * c * float(np.mean([r.drafted for r in rounds])),
+                  verify=over * float(np.mean([t(r.drafted + 1) for r in rounds])))
 
 
 def _replayed(method: Method, t: StepCurve, target, text, n_prompt: int) -> Pieces:
@@ -126,3 +129,14 @@ def explain_compared(predicted: Pieces, row: Compared) -> Explained:
     run = row.made[0].run.later()                    # counts are the same in all
     return Explained(predicted, Pieces(run.tau, draft, verify), row.speedup, run.drafted / len(run.rounds),
                      run.alpha if run.drafted else None, row.quartiles)
+
+
+def explain_rows(rows: Sequence[Compared], methods: Mapping[str, Method], costs: Costs, target, text, n_prompt: int,
+                 ranks: Mapping[str, np.ndarray]) -> dict[str, Explained]:
+    """{method: what is predicted of it on a known text, beside what was measured there} for rows of `compare`.
+
+    ranks: {draft model: (new tokens,)}; the rest as `predict` takes it.
+    """
+    def pieces(method):
+        return predict(method, costs.t, costs.c, target, text, n_prompt, ranks[method.draft] if method.draft else None)
+    return {row.method: explain_compared(pieces(methods[row.method]), row) for row in rows}

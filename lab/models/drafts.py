@@ -28,6 +28,10 @@ class DraftModel:
         """Bytes of weights that a step reads; of dequantized weights those of the integers, as they would be packed."""
         return self.model.streamed_bytes() if self.kernels == "integer" else draft_bytes(self.model)
 
+    def predicted_c(self, target) -> float:
+        """The time of its step over one of the target's, were it only for the bytes that each reads."""
+        return self.step_bytes / target.streamed_bytes()
+
 
 def demo_target(name: str, random_weights: str = "", draft: str = "", device: str = "cpu", dtype: str = "float32",
                 seed: int = 0):
@@ -61,9 +65,9 @@ def draft_models(target, first: int, kept: int, schemes: Sequence[str], other: s
     """
     found = []
     if not why_no_layers(target):
-        start = LayerDraft(target, range(first))
-        found += [DraftModel(f"first {first}", start, "the target's"),
-                  DraftModel(f"{kept} kept", LayerDraft(target, search_layers(target, texts, kept, seed)), "the target's")]
+        found.append(DraftModel(f"first {first}", LayerDraft(target, range(first)), "the target's"))
+        layers = search_layers(target, texts, kept, seed)
+        found.append(DraftModel(f"{kept} kept", LayerDraft(target, layers), "the target's"))
     found += [rounded_draft(target, scheme) for scheme in schemes]
     found += [other_draft(target, other)] if other else []
     return {draft.name: draft for draft in found}
@@ -78,7 +82,7 @@ def rounded_draft(target, scheme: str) -> DraftModel:
 
 
 def other_draft(target, name: str) -> DraftModel:
-    """Another model by name or folder, on the target's device in its dtype. BadInput where its ids do not mean the same."""
+    """Another model by name or folder, on the target's device in its dtype. BadInput for another tokenizer."""
     model = load(name, str(target.device), target.dtype_name)
     check_vocabulary(target, model)
     return DraftModel(name, model, "its own")
