@@ -25,7 +25,7 @@ from lab import __main__ as front
 
 RESULTS = console.WORK / "results"
 MINUTES = 8.0  # for all runs together
-DEMOS = range(14, 19)
+DEMOS = range(14, 21)
 SETTINGS: tuple[list[str], ...] = ([], ["--random-weights", "pythia-2.8b", "--dtype", "bfloat16"])
 
 

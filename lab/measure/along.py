@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from decode_lab import greedy_ids, prefill, to_numpy
+from lab.drafters.best_tree import draft_ranks
 from lab.drafters.model import fit_row
 from lab.models.layers import LayerDraft
+from lab.toy.transformer import softmax
 
 
 def read_along(target, drafts: Mapping[str, Any], prompt, n_new: int, visit) -> list[int]:
@@ -37,3 +40,43 @@ def read_along(target, drafts: Mapping[str, Any], prompt, n_new: int, visit) -> 
             rows[name] = [to_numpy(fit_row(row, target.vocab_size)) for row in model.send(text[len(prompt) - 1:-1])]
         visit(name, np.array(rows[""]), np.array(rows.pop(name)))
     return text
+
+
+@dataclass
+class Agreement:
+    """How a draft agrees with its target on the target's own texts.
+
+    ranks: per text, where each of the target's choices stands in the draft's list, 0 first. overlaps: per text, the sum
+    of min(p, q) at each new token.
+    """
+
+    ranks: list[np.ndarray] = field(default_factory=list)
+    overlaps: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def alpha(self) -> float:
+        """The chance that a sampled draft token is accepted (arXiv 2211.17192, corollary 3.6), over all texts."""
+        return float(np.concatenate(self.overlaps).mean())
+
+    def among(self, k: int) -> float:
+        """How often the target's choice is among the draft's first k: at 1, the acceptance of a greedy draft token."""
+        return float((np.concatenate(self.ranks) < k).mean())
+
+
+class Agreements(NamedTuple):
+    """texts: the target's greedy texts, prompts and all. drafts: {name: Agreement} on them."""
+
+    texts: list[list[int]]
+    drafts: dict[str, Agreement]
+
+
+def agreements(target, drafts: Mapping[str, Any], prompts: Sequence[Sequence[int]], n_new: int,
+               temperature: float = 1.0) -> Agreements:
+    """`read_along` after each prompt: the target's texts, and how each draft agrees with it on them."""
+    found = {name: Agreement() for name in drafts}
+
+    def visit(name, p, q):
+        found[name].ranks.append(draft_ranks(np.append(q, q[-1:], 0), [0, *p.argmax(-1)]))
+        found[name].overlaps.append(np.minimum(softmax(p / temperature), softmax(q / temperature)).sum(axis=-1))
+
+    return Agreements([read_along(target, drafts, prompt, n_new, visit) for prompt in prompts], found)

@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from console import progress
+from console import progress, record_samples
 from decode_lab import Run
 from lab.measure import timing
 from lab.measure.turns import Made, Method
@@ -53,10 +53,14 @@ class Compared:
         return self.run.tau
 
     @property
+    def steps(self) -> np.ndarray:
+        """(repeats,): seconds per token of the baseline around each run, the mean of before and after."""
+        return np.array([(a.run.per_token + c.run.per_token) / 2 for a, c in zip(self.before, self.after, strict=True)])
+
+    @property
     def ratios(self) -> np.ndarray:
-        """(repeats,): seconds per token of the baseline, the mean of before and after, over the method's between."""
-        return np.array([(a.run.per_token + c.run.per_token) / 2 / b.run.per_token
-                         for a, b, c in zip(self.before, self.made, self.after, strict=True)])
+        """(repeats,): `steps` over the method's seconds per token between."""
+        return self.steps / [made.run.per_token for made in self.made]
 
     @property
     def speedup(self) -> float:
@@ -78,6 +82,11 @@ class Compared:
     def ttft(self) -> float:
         """Median seconds to the first tokens."""
         return median(made.run.ttft for made in self.made)
+
+    @property
+    def plain(self) -> tuple[float, float]:
+        """(seconds per token, seconds to the first token) of the baseline beside it, medians."""
+        return float(np.median(self.steps)), median(made.run.ttft for made in self.before)
 
     @property
     def spread(self) -> float:
@@ -122,7 +131,8 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
     that tokens per round do not limit their speedup. when_busy: called where a row of a text is not good enough, such
     as choosing the number of threads again; the text is then read again, once.
 
-    Neighbours share a baseline run: A B A C A, and in the next repetition A C A B A.
+    Neighbours share a baseline run: A B A C A, and in the next repetition A C A B A. The seconds of all runs go to the
+    record of the demo that runs.
     """
     repeats = whole("repeats", repeats, LEAST_REPEATS)
     require(methods, "methods", list(methods), "at least one")
@@ -138,6 +148,8 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
             for row, earlier in zip(again, found):
                 row.earlier = earlier
             found = again
+        for row in found:
+            record_samples(f"seconds per token, {text}, {row.method}", row.samples)
         rows += found
     return rows
 
@@ -145,6 +157,19 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
 def not_judged(rows: Sequence[Compared]) -> str:
     """Why a claim that rests on all these rows is not to be judged: the first row's reason; "" where it may be."""
     return next((row.not_judged for row in rows if not row.judged), "")
+
+
+def undecided(a: Compared, bound: float, b: Compared | None = None) -> str:
+    """Why it cannot be told whether a's speedup, or a's over b's, is above or below a bound; "" where it can.
+
+    Either a row is not judged, or the quartiles of the ratios, repetition by repetition, lie on both sides of it.
+    """
+    ratios = a.ratios if b is None else a.ratios / b.ratios
+    low, high = np.quantile(ratios, (0.25, 0.75))
+    if reason := not_judged([a] if b is None else [a, b]):
+        return reason
+    return (f"the middle half of its readings, {low:.2f} to {high:.2f}, lies on both sides of {bound:g}."
+            if low < bound < high else "")
 
 
 def _read(methods, text: str, prompt, target, n_new: int, repeats: int, baseline, unbounded) -> list[Compared]:

@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from console import record_samples
 from lab.measure import timing
+from lab.measure.spread import disturbed
+
+LENGTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)  # tokens sent, whose times say what drafts of up to 16 tokens cost
+MOST = 1.2                     # times that c or a verify ratio may differ between earlier and later readings
 
 
 class StepCurve:
@@ -42,13 +47,15 @@ class Costs:
         self._steps = np.zeros((1 + len(self.drafts), 0))
 
     def read(self) -> None:
-        """Time every forward `repeats` times more."""
+        """Time every forward `repeats` times more, and keep all seconds in the record of the demo that runs."""
         sending = timing.step_times(self.target, self._ids, self.context, self.sent, self.repeats)
         self._sending = np.hstack([self._sending, sending])
         if self.drafts:
             models = [self.target, *self.drafts.values()]
             steps = timing.step_seconds(models, self._ids, self.context, self.repeats)
             self._steps = np.hstack([self._steps, steps])
+        for what, seconds in self.samples.items():
+            record_samples(what, seconds)
 
     @property
     def t(self) -> StepCurve:
@@ -65,6 +72,20 @@ class Costs:
     def step_s(self) -> float:
         """Seconds of a step of the target, as timed beside the drafts' steps."""
         return float(np.median(self._steps[0]))
+
+    @property
+    def not_judged(self) -> str:
+        """Why c and the verify ratios are not to be judged, as a sentence; "" where the earlier and the later half of
+        all readings agree."""
+        half = self._sending.shape[1] // 2
+        if not half or (len(self.sent) == 1 and not self.drafts):
+            return ""
+        ratios = []
+        for part in (np.s_[:, :half], np.s_[:, half:]):
+            sending, steps = np.median(self._sending[part], axis=1), self._steps[part]
+            c = np.median(steps[1:] / steps[0], axis=1) if self.drafts else []
+            ratios.append([*(sending[1:] / sending[0]), *c])
+        return disturbed(ratios, "c and of verify ratios", MOST)
 
     @property
     def samples(self) -> dict[str, dict]:

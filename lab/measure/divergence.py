@@ -35,6 +35,12 @@ class Divergence:
         """False means a bug: the two logits are further apart than rounding reaches."""
         return self.margin <= self.allowed
 
+    @property
+    def cells(self) -> tuple[int, str, str]:
+        """What a table shows: position, both tokens, and the margin beside what is allowed, in steps of the dtype."""
+        return (self.position, f"{self.plain} / {self.other}",
+                f"{self.margin / self.step:.3g} of {self.allowed / self.step:.3g}")
+
 
 def explain_divergence(decoder, plain, other, sampler: Sampler = Sampler()) -> Divergence | None:
     """Where a greedy output first differs from plain greedy decoding of the same prompt; None where it does not.
@@ -62,6 +68,12 @@ def explain_divergence(decoder, plain, other, sampler: Sampler = Sampler()) -> D
     margin = abs(logits[0] - logits[1]) if len(logits) == 2 else float("inf")
     allowed = max(FACTOR * _noise(one, two, tokens), step)
     return Divergence(same, of_plain, of_other, float(margin), float(step), float(allowed))
+
+
+def divergences(decoder, pairs) -> list[Divergence]:
+    """Of pairs (plain, other) of greedy outputs, where those that differ do, the one hardest to explain first."""
+    found = [explain_divergence(decoder, plain, other) for plain, other in pairs]
+    return sorted((d for d in found if d is not None), key=lambda d: -d.margin / d.allowed)
 
 
 def _read(decoder, text: list[int], width: int) -> np.ndarray:

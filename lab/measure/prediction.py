@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from decode_lab import Run
 from lab.drafters.best_tree import accept_lengths_to_end
-from lab.measure.costs import StepCurve
+from lab.measure.compare import Compared
+from lab.measure.costs import Costs, StepCurve
 from lab.measure.known_texts import KnownText
 from lab.measure.turns import Made, Method, speedup
 
@@ -54,6 +56,17 @@ def predict(method: Method, t: StepCurve, c: Mapping[str, float], target, text, 
                   verify=float(np.mean([t(1 + (depths <= d).sum()) for d in deep])))
 
 
+def predict_rounds(run: Run, t: StepCurve, c: float = 0.0, step_s: float | None = None) -> Pieces:
+    """The pieces of rounds that are counted already, such as a library's: a drafted token takes c steps, and sending n
+    tokens t(n). What else the library does between forwards takes no time here.
+
+    step_s: seconds of the step in which the pieces are given; None for t's own.
+    """
+    rounds, over = run.later().rounds, t.step_s / (step_s or t.step_s)
+    return Pieces(tau=run.later().tau, draft=over * c * float(np.mean([r.drafted for r in rounds])),
+                  verify=over * float(np.mean([t(r.drafted + 1) for r in rounds])))
+
+
 def _replayed(method: Method, t: StepCurve, target, text, n_prompt: int) -> Pieces:
     """The pieces of the rounds that a method has on a text that is known, its drafting timed there."""
     run = method(KnownText(text, target), text[:n_prompt], len(text) - n_prompt)[1].later()
@@ -65,7 +78,8 @@ def _replayed(method: Method, t: StepCurve, target, text, n_prompt: int) -> Piec
 class Explained:
     """A speedup measured after the first round, and the pieces that it is made of, predicted and measured.
 
-    drafts: drafted per round. alpha: None where nothing was drafted.
+    drafts: drafted per round. alpha: None where nothing was drafted. quartiles: of the paired ratios whose median the
+    speedup is; None where they were not read.
     """
 
     predicted: Pieces
@@ -73,6 +87,13 @@ class Explained:
     speedup: float
     drafts: float
     alpha: float | None
+    quartiles: tuple[float, float] | None = None
+
+    @property
+    def close(self) -> bool:
+        """Whether the predicted speedup lies within 20% of the measured one, or of its quartiles."""
+        low, high = self.quartiles or (self.speedup, self.speedup)
+        return low * (1 - CLOSE) <= self.predicted.speedup <= high * (1 + CLOSE)
 
     @property
     def off_in(self) -> str:
@@ -99,3 +120,23 @@ def explain(predicted: Pieces, base: Sequence[Made], made: Sequence[Made]) -> Ex
     run = runs[0]                                    # counts are the same in all
     return Explained(predicted, Pieces(run.tau, draft, verify), speedup(base, made), run.drafted / len(run.rounds),
                      run.alpha if run.drafted else None)
+
+
+def explain_compared(predicted: Pieces, row: Compared) -> Explained:
+    """`explain` for a row of `compare`: the pieces of each run over the mean of the plain runs before and after it."""
+    draft, verify = (median(np.mean([getattr(r, what) for r in made.run.later().rounds]) / step
+                            for made, step in zip(row.made, row.steps)) for what in ("draft_s", "verify_s"))
+    run = row.made[0].run.later()                    # counts are the same in all
+    return Explained(predicted, Pieces(run.tau, draft, verify), row.speedup, run.drafted / len(run.rounds),
+                     run.alpha if run.drafted else None, row.quartiles)
+
+
+def explain_rows(rows: Sequence[Compared], methods: Mapping[str, Method], costs: Costs, target, text, n_prompt: int,
+                 ranks: Mapping[str, np.ndarray]) -> dict[str, Explained]:
+    """{method: what is predicted of it on a known text, beside what was measured there} for rows of `compare`.
+
+    ranks: {draft model: (new tokens,)}; the rest as `predict` takes it.
+    """
+    def pieces(method):
+        return predict(method, costs.t, costs.c, target, text, n_prompt, ranks[method.draft] if method.draft else None)
+    return {row.method: explain_compared(pieces(methods[row.method]), row) for row in rows}

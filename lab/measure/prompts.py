@@ -1,4 +1,4 @@
-"""The fixed prompts on which demo 15 compares outputs: user messages of several kinds, short, written for this lab.
+"""The fixed prompts of demos 15 and 20: user messages of several kinds, short, written for this lab.
 
 How much speculation gains depends on the text: a lookup feeds on what repeats, a small draft on what is easy. So the
 kinds run from texts to be copied to open questions. Each message has 10 to 60 tokens of SmolLM2's tokenizer, so that

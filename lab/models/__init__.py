@@ -15,8 +15,8 @@ def _is_real(name: str) -> bool:
     return name.partition(":")[0].lower() not in ("toy", "random")
 
 
-# The type of an assumption of demos 14 to 18: what `load` takes, but for the toy and drawn weights.
-Real = Annotated[str, Rule("a real model in demos 14 to 18 (01 to 13 are the toy's)", _is_real)]
+# The type of an assumption of the demos from 14 on: what `load` takes, but for the toy and drawn weights.
+Real = Annotated[str, Rule("a real model in the demos from 14 on (01 to 13 are the toy's)", _is_real)]
 
 
 def load(name: str | None = None, device: str = "cpu", dtype: str = "float32"):

@@ -11,7 +11,7 @@ class PackedLinear(torch.nn.Module):
     """A Linear with a second copy of its weight, in the blocked layout that oneDNN's products read.
 
     PyTorch's float32 product of a few rows with a weight reads it at a third to two thirds of the speed that it
-    reaches in this layout (the ratio is measured in demo 15). The product is the same up to the order of its sums.
+    reaches in this layout (the ratio is measured in demo 20). The product is the same up to the order of its sums.
     """
 
     def __init__(self, linear: torch.nn.Linear):

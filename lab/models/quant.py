@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from lab.support.errors import BadInput
+from lab.support.flags import Rule
 
 SCALE_BYTES = 2                                      # scales are float16
 
@@ -45,6 +47,17 @@ def parse_scheme(name: str) -> Scheme:
         raise BadInput(f'unknown quantization "{name}"; int8 or int4 would be right, with a group size '
                        "where wanted, as in int4-g32")
     return Scheme(int(match[1]), int(match[2] or 0))
+
+
+def _is_scheme(name: str) -> bool:
+    try:
+        return bool(parse_scheme(name))
+    except BadInput:
+        return False
+
+
+# The type of an assumption that `parse_scheme` takes.
+Rounding = Annotated[str, Rule("a rounding such as int8 or int4-g32", _is_scheme)]
 
 
 def quantize(weight: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:

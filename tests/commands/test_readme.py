@@ -62,35 +62,41 @@ def test_a_record_makes_a_row_and_none_makes_nothing(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_record_of_demo_15_makes_a_row(monkeypatch, tmp_path):
+def test_records_of_demos_15_and_20_make_rows(monkeypatch, tmp_path):
     pytest.importorskip("torch")
     import llm_math
-    import test_demo_15 as demo
+    import test_demo_15
+    import test_demo_20
     shape = llm_math.replace(llm_math.PYTHIA_70M, n_layers=4, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128,
                              vocab_size=320)
     monkeypatch.setattr(llm_math, "MODELS", {"tiny": shape})
-    records = [console.run_demo(demo.DEMO, [*demo.SMALL, "--target", str(demo.save(tmp_path / "small"))]),
-               console.run_demo(demo.DEMO, [*demo.SMALL, "--random-weights", "tiny", "--dtype", "bfloat16"])]
+    small = str(test_demo_15.save(tmp_path / "small"))
+    records = {name: console.run_demo(demo.DEMO, [*demo.SMALL, *flags]) for name, demo, flags in (
+        ("a", test_demo_15, ["--target", small]),
+        ("b", test_demo_15, ["--random-weights", "tiny", "--dtype", "bfloat16"]),
+        ("c", test_demo_20, ["--target", small]))}
     (tmp_path / "results").mkdir()
-    for name, record in zip("ab", records):
+    for name, record in records.items():
         (tmp_path / "results" / f"{name}.json").write_text(json.dumps(record))
     monkeypatch.setattr(readme, "ROOT", tmp_path)
-    head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in
-                         readme.table_of_records("results/*.json").splitlines()]
-    assert head[3:] == ["plain decoding, tokens/s", "transformers' `generate`, tokens/s", "best speedup", "c of drafts"]
-    assert set(rule) == {"---"} and [len(row) for row in (head, rule, *rows)] == [7] * 4
-    cpu = records[0]["host"]["cpu"]
-    for name, row, record in zip("ab", rows, records):
+    of_15, of_20 = [[[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines()]
+                    for part in readme.table_of_records("results/*.json").split("\n\n")]
+    (head, rule, *rows), lookup = of_15, test_demo_15.table
+    assert head[3:] == ["best speedup", "c of drafts"]
+    assert set(rule) == {"---"} and [len(row) for row in (head, rule, *rows)] == [5] * 4
+    cpu = records["a"]["host"]["cpu"]
+    for name, row in zip("ab", rows):
         assert row[0] == f"[{cpu}](results/{name}.json)"
-        spoken = {(r["method"], r["kernels"]): r["tokens /s"] for r in demo.table(record, "rivals-open")}
-        assert row[3:5] == [f"{spoken['plain', 'packed']:.1f}", f"{spoken['generate', 'loaded']:.1f}"]
-        assert row[6] == ", ".join(f"{name} {r['c measured']:.2f}" for name, r in zip(
-            ("first 2", "3 kept", "int8", "int4-g32"), demo.table(record, "step-costs"), strict=True))
-    assert rows[0][1:3] == [str(tmp_path / "small"), "float32"]
-    assert rows[1][1:3] == ["tiny, random weights", "bfloat16"] and rows[1][5] == "-"
-    speedups = {r["method"]: r["speedup"] for r in demo.table(records[0], "speedups")}
-    method, said = rows[0][5].rsplit(": ", 1)
+        assert row[4] == ", ".join(f"{draft} {r['measured c']:.2f}" for draft, r in zip(
+            ("first 2", "3 kept", "int8", "int4-g32"), lookup(records[name], "step-costs"), strict=True))
+    assert rows[0][1:3] == [small, "float32"]
+    assert rows[1][1:4] == ["tiny, random weights", "bfloat16", "-"]
+    speedups = {r["method"]: r["measured speedup"] for r in lookup(records["a"], "speedups")}
+    method, said = rows[0][3].rsplit(": ", 1)
     assert speedups[method] == max(speedups.values()) and said == f"{speedups[method]:.2f}"
+    spoken = {r["method"]: f"{r['tokens/s']:.1f}" for r in lookup(records["c"], "why-open")}
+    assert of_20[0][3:] == ["plain decoding, tokens/s", "transformers' `generate`, tokens/s"]
+    assert of_20[2][3:] == [spoken["our plain"], spoken["generate, loaded"]]
 
 
 def test_records_of_both_demos_make_two_tables(monkeypatch, tmp_path):

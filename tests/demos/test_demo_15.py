@@ -14,8 +14,8 @@ from records import observation, table
 from small import save
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "15_real_speculation.py"
-QUICK = ["--prompts", "2", "--samples", "20", "--texts", "2", "--new-tokens", "8", "--copied", "8", "--runs", "1",
-         "--repeats", "2", "--context", "16", "--nodes", "4"]
+QUICK = ["--prompts", "2", "--samples", "20", "--texts", "2", "--new-tokens", "8", "--timings", "2", "--context", "16",
+         "--nodes", "4"]
 SMALL = [*QUICK, "--first", "2", "--kept", "3"]                 # of models of four layers
 LLAMA, LFM2 = "small-llama", "small-lfm2"
 
@@ -43,90 +43,79 @@ def record(folders):
     return run(folders / LLAMA)
 
 
-TABLES = ["step-costs", "alpha", "acceptance", "forward-times", "trees", "speedups", "why", "divergences", "first-token",
-          "chance", "rivals-repeat", "rivals-open"]
+TABLES = ["step-costs", "alpha", "why", "speedups", "divergences", "first-token"]
 
 
 def check(record, drafts, kept):
     """What holds of every record. drafts: those of section 1; kept: those of section 2 on."""
     assert [t["id"] for t in record["tables"]] == TABLES
-    kinds, lookups = ("repeat", "code", "prose"), ("lookup", "suffixes")
+    kinds, lookups = ("code", "prose"), ("lookup", "suffixes")
     steps = table(record, "step-costs")
     assert [row["draft"] for row in steps] == drafts
     for row in steps:
-        assert row["measured/ bytes"] == pytest.approx(row["c measured"] / row["c by bytes"]) and row["c measured"] > 0
-    for row in table(record, "alpha"):
-        assert 0 <= row["alpha"] <= 1 and 0 <= row["1"] <= row["2"] <= row["4"] <= row["8"] <= 1
-    for id in ("alpha", "acceptance"):
-        assert [(row["draft"], row["text"]) for row in table(record, id)] == [(d, k) for d in drafts for k in kinds]
-    sent = table(record, "forward-times")
-    assert [row["n"] for row in sent] == [1, 2, 3, 4, 5, 7, 9, 13, 17]
-    assert all(row["over one"] == pytest.approx(row["ms"] / sent[0]["ms"]) for row in sent)
+        assert row["ratio"] == pytest.approx(row["measured c"] / row["predicted c"]) and row["measured c"] > 0
+    agreed = table(record, "alpha")
+    assert [(row["draft"], row["text"]) for row in agreed] == [(d, k) for d in drafts for k in kinds]
+    for row in agreed:
+        assert 0 <= row["alpha"] <= 1
+        assert 0 <= row["in first 1"] <= row["in first 2"] <= row["in first 4"] <= row["in first 8"] <= 1
 
-    modelled = [f"{name}, {kind}" for name in kept for kind in ("chain", "tree")]
+    methods = [*lookups, *(f"{name}, {kind}" for name in kept for kind in ("chain", "tree"))]
     speeds, whys = table(record, "speedups"), table(record, "why")
-    assert [row["method"] for row in speeds] == [row["method"] for row in whys] == [
-        *(f"{name}, {kind}" for kind in kinds for name in lookups), *modelled]
+    assert [row["method"] for row in speeds] == [row["method"] for row in whys] == methods
     for speed, why in zip(speeds, whys):
-        told = speed["tau predicted"] / (why["draft predicted"] + why["verify predicted"])
-        assert speed["predicted"] == pytest.approx(told) and 1 <= speed["tau predicted"] <= 17 and speed["tau"] >= 1
-        assert speed["predicted over"] == pytest.approx(speed["predicted"] / speed["speedup"])
-        assert speed["off in"] in ("-", "tau", "drafting", "verifying")
-        assert (speed["off in"] == "-") == (0.8 <= speed["predicted over"] <= 1.2)
-        gain = speed["speedup"]
-        assert why["verdict"] == ("pays" if gain > 1.03 else "loses" if gain < 0.97 else "even")
-        # With one run the pieces make up the whole.
-        assert speed["speedup"] == pytest.approx(speed["tau"] / (why["draft"] + why["verify"]), rel=1e-6)
-        assert speed["tau"] - 1 <= why["drafts"]
-        text = ", prose" if speed["method"] in modelled else ""
-        (plain, other), = record["samples"][f"seconds per token, plain and {speed['method']}{text}"]
-        assert speed["speedup"] == pytest.approx(plain / other)
+        assert 1 <= why["predicted tau"] <= 17 and 1 <= why["measured tau"] <= why["drafted"] + 1
+        assert (why["c"] is None) == (why["nodes by level"] is None) == (speed["method"] in lookups)
+        readings = record["samples"][f"seconds per token, code, {speed['method']}"]
+        plain = (np.array(readings["before"]) + readings["after"]) / 2
+        ratios = plain / readings["method"]
+        assert len(ratios) == 5 and speed["measured speedup"] == pytest.approx(np.median(ratios))
+        low, high = map(float, speed["quartiles"].split("-"))
+        assert low - 0.006 <= speed["measured speedup"] <= high + 0.006
+        assert speed["predicted verify ratio"] > 0 and speed["predicted speedup"] > 0
+    for what in ("seconds of sending n tokens", "seconds of a step"):           # read before the runs and after them
+        assert {len(each) for each in record["samples"][what].values()} == {4}
 
-    methods = [*lookups, *modelled]
     texts = table(record, "divergences")
     assert [row["method"] for row in texts] == methods
-    assert [row["texts"] for row in texts] == [5, 5] + [3] * len(modelled)      # two prompts and the timed texts
     for row in texts:
+        assert row["texts"] == 7                                                # two prompts, and five timed runs
         assert row["tokens"] == 8 and 0 <= row["from drafts"] < 8               # four after each of two prompts
-        assert (row["at"] is None) == (row["differ"] == 0)
+        assert (row["at"] is None) == (row["differ"] == 0) and row["bugs"] <= row["differ"]
     same = observation(record, "explained")
-    assert same["holds"] and same["text"].startswith(f"Of {sum(row['texts'] for row in texts)} texts "
-                                                     f"{sum(row['differ'] for row in texts)} differ")
-    tokens = table(record, "first-token")
+    assert same["holds"] and same["value"] == 0
+    assert same["text"].startswith(f"Of {7 * len(methods)} texts {sum(row['differ'] for row in texts)} differ")
+    *tokens, chance = table(record, "first-token")
     assert [row["method"] for row in tokens] == ["plain", *methods] and {row["impossible"] for row in tokens} == {0}
     assert all(0 <= row["TV"] <= 1 and (row["accepted"] is None or 0 <= row["accepted"] <= 1) for row in tokens)
-    assert observation(record, "as-target")["holds"]
-
-    for kind in ("repeat", "open"):
-        rows = table(record, f"rivals-{kind}")
-        assert [(r["method"], r["kernels"]) for r in rows[:3]] == [(m, "packed") for m in ("plain", *lookups)]
-        assert len(rows) == 10 and rows[0]["over plain"] == 1
-        for row in rows:
-            assert row["tokens /s"] == pytest.approx(1e3 / row["TPOT, ms"]) and row["same text"] in ("yes", "near")
-            assert row["over plain"] == pytest.approx(row["tokens /s"] / rows[0]["tokens /s"])
-            assert 1 <= row["tokens/ forward"] <= 8
-    return speeds, texts
+    assert chance["method"] == "chance alone" and observation(record, "as-target")["holds"]
+    return speeds, whys, texts
 
 
 @pytest.mark.slow
 def test_a_small_llama(record):
-    speeds, texts = check(record, ["first 2", "3 kept", "int8", "int4-g32"], ["first 2", "3 kept", "int4-g32"])
+    speeds, whys, texts = check(record, ["first 2", "3 kept", "int8", "int4-g32"], ["first 2", "3 kept", "int4-g32"])
     assert [row["kernels"] for row in table(record, "step-costs")] == ["the target's"] * 2 + ["integer"] * 2
     assert [row["differ"] for row in texts] == [0] * 8          # in float32 nothing is within rounding of another
     # Here drafts are right often enough that the tables say something.
-    assert max(row["tau"] for row in speeds) > 2 and sum(row["from drafts"] for row in texts) > 4
-    shapes = {row["draft"]: row["tree, nodes by level"] for row in table(record, "trees")}
-    assert list(shapes) == ["first 2", "3 kept", "int4-g32"]
+    assert max(row["measured tau"] for row in whys) > 1.5 and sum(row["from drafts"] for row in texts) > 4
+    shapes = {row["method"]: row["nodes by level"] for row in whys if row["nodes by level"] not in (None, "none")}
     assert all(sum(map(int, shape.split())) <= 4 for shape in shapes.values())
-    assert table(record, "rivals-repeat")[-1]["method"] == "int4-g32 assists"
-    assert not [t["title"] for t in record["tables"] if "means nothing" in t["title"]]
+    assert all(set(shape.split()) == {"1"} for name, shape in shapes.items() if name.endswith("chain"))
+
+
+@pytest.mark.slow
+def test_a_reading_that_is_not_good_enough_is_neither_ok_nor_broken(record):
+    """Whatever the machine did meanwhile: a claim about it is judged, or says why not."""
+    for each in record["observations"]:
+        assert (each["holds"] is None) == ("not_judged" in each) and (each["measured"] or each["holds"])
 
 
 def readings_aside(record):
     kept = []
     for t in record["tables"]:
         # A lookup drafts as many tokens as pay by the times just read.
-        if t["id"] in ("alpha", "acceptance", "divergences", "first-token", "chance"):
+        if t["id"] in ("alpha", "divergences", "first-token"):
             kept.append([row for row in t["rows"] if row[0] not in ("lookup", "suffixes")])
     return kept
 
@@ -139,30 +128,40 @@ def test_the_same_assumptions_give_the_same_drafts_and_samples(record, folders):
 @pytest.mark.slow
 def test_a_hybrid_whose_trees_go_as_paths(folders):
     record = run(folders / LFM2)
-    speeds, _ = check(record, ["first 2", "3 kept", "int8", "int4-g32"], ["first 2", "3 kept", "int4-g32"])
-    assert max(row["tau"] for row in speeds if "int4" in row["method"]) > 1.2
+    _, whys, _ = check(record, ["first 2", "3 kept", "int8", "int4-g32"], ["first 2", "3 kept", "int4-g32"])
+    assert max(row["measured tau"] for row in whys if "int4" in row["method"]) > 1
 
 
 @pytest.mark.slow
 def test_bfloat16_and_a_draft_of_its_own(folders):
-    """One that shares the tokenizer and has more output rows, which transformers takes for another vocabulary."""
+    """One that shares the tokenizer and has more output rows."""
     path = str(folders / "padded")
     record = run(folders / LLAMA, "--dtype", "bfloat16", "--draft", path, "--schemes", "int8-g32")
     names = ["first 2", "3 kept", "int8-g32", path]
     check(record, names, names)
     assert [row["kernels"] for row in table(record, "step-costs")] == ["the target's"] * 2 + ["dequantized", "its own"]
-    assert table(record, "rivals-open")[-1]["method"] == "int8-g32 assists"
 
 
 @pytest.mark.slow
-def test_a_draft_of_the_same_sizes_assists_and_texts_may_be_shorter_than_drafts(folders):
+def test_a_draft_that_is_always_right_and_texts_shorter_than_drafts(folders):
     path = str(folders / LLAMA)
     record = run(folders / LLAMA, "--draft", path, "--schemes", "int8", "int8", "--nodes", "12")
-    assert table(record, "rivals-open")[-1]["method"] == f"{path} assists"
-    speeds = {row["method"]: row for row in table(record, "speedups")}
-    # All is right to the end: the one round drafts 7 of the 8 tokens; over all starts 7, 6, ... 0 would be.
-    assert (speeds[f"{path}, chain"]["tau predicted"], speeds[f"{path}, chain"]["tau"]) == (4.5, 8)
-    assert all(row["predicted"] > 0 for row in speeds.values())
+    whys = {row["method"]: row for row in table(record, "why")}
+    assert [name for name in whys if "int8" in name] == ["int8, chain", "int8, tree"]
+    chain = whys[f"{path}, chain"]
+    assert chain["alpha"] == 1 and chain["measured tau"] == pytest.approx(chain["drafted"] + 1)
+    assert all(row["predicted speedup"] > 0 for row in table(record, "speedups"))
+
+
+@pytest.mark.slow
+def test_layers_that_cannot_draft_are_left_out_with_the_reason(folders, monkeypatch, capsys):
+    from lab.models import drafts, layers
+    for module in (drafts, layers):
+        monkeypatch.setattr(module, "why_no_layers", lambda target: "some of its layers read the keys of others")
+    record = run(folders / LLAMA)
+    check(record, ["int8", "int4-g32"], ["int4-g32"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Drafts by some of its layers are left out: some of its layers read the keys of others." in said
 
 
 @pytest.mark.slow
@@ -172,8 +171,7 @@ def test_random_weights_mean_nothing(monkeypatch, capsys):
         llm_math.PYTHIA_70M, n_layers=4, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128, vocab_size=320)})
     record = console.run_demo(DEMO, [*SMALL, "--random-weights", "tiny"])
     check(record, ["first 2", "3 kept", "int8", "int4-g32"], ["first 2", "3 kept", "int4-g32"])
-    said = [t["id"] for t in record["tables"] if "(random weights: acceptance means nothing)" in t["title"]]
-    assert said == ["alpha", "acceptance", "speedups", "why", "first-token", "rivals-repeat", "rivals-open"]
+    assert "tau and acceptance mean nothing" in " ".join(capsys.readouterr().out.split())
 
 
 # -- losslessness, broken ------------------------------------------------------------------------------------
@@ -191,7 +189,7 @@ def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch):
 
     monkeypatch.setattr(decode_lab, "verify", verify)
     record = run(folders / LLAMA)
-    assert sum(row["differ"] for row in table(record, "divergences")) > 8
+    assert sum(row["bugs"] for row in table(record, "divergences")) > 8
     assert not observation(record, "explained")["holds"]
     assert observation(record, "as-target")["holds"]
 
@@ -204,7 +202,7 @@ def test_a_draft_token_accepted_untested_is_seen_in_the_samples(folders, monkeyp
     record = run(folders / LLAMA)
     assert observation(record, "explained")["holds"]
     assert not observation(record, "as-target")["holds"]
-    assert max(row["impossible"] for row in table(record, "first-token")) > 0
+    assert max(row["impossible"] for row in table(record, "first-token")[:-1]) > 0
 
 
 @pytest.mark.slow
@@ -212,7 +210,7 @@ def test_no_residual_after_a_refusal_is_seen_in_the_samples(folders, monkeypatch
     """Every token is possible, but those that the draft holds likely come too often."""
     monkeypatch.setattr(decode_lab, "residual", lambda p, x, q=None: np.array(p))
     record = run(folders / LLAMA, "--samples", "400", "--top-k", "2", "--temperature", "3")
-    rows = table(record, "first-token")
+    *rows, _ = table(record, "first-token")
     assert {row["impossible"] for row in rows} == {0} and rows[0]["TV"] < 0.1
     assert not observation(record, "as-target")["holds"]
 
@@ -220,13 +218,14 @@ def test_no_residual_after_a_refusal_is_seen_in_the_samples(folders, monkeypatch
 # -- bad input -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, message", [
-    (["--schemes", "int3"], 'unknown quantization "int3"; int8 or int4 would be right'),
+    (["--schemes", "int3"], "--schemes must be a rounding such as int8 or int4-g32, not int3"),
     (["--kept", "5"], "5 layers of small-llama cannot be kept: 1 to 4 would be right"),
     (["--first", "0"], "--first must be a whole number of at least 1"),
     (["--first", "5"], r"layers \[0, 1, 2, 3, 4\] cannot be kept of small-llama: .* at most 3 would be right"),
     (["--random-weights", "pythia-70m"], "takes the place of a target and has no family: leave out --target"),
     (["--context", "1000"], "1000 tokens are more than the 512"), (["--draft", "nothing"], 'there is no model "nothing"'),
-    (["--texts", "1"], "--texts must be a whole number from 2"), (["--text", "verse"], 'no choice "verse"')])
+    (["--texts", "1"], "--texts must be a whole number from 2"), (["--text", "verse"], 'no choice "verse"'),
+    (["--repeats", "4"], "--repeats must be a whole number from 5"), (["--target", "toy"], "must be a real model")])
 def test_bad_flags_get_one_sentence(folders, flags, message):
     with pytest.raises(console.BadInput, match=message) as error:
         run(folders / LLAMA, *flags)
@@ -243,7 +242,7 @@ def test_random_weights_have_no_family():
 def test_a_draft_with_another_tokenizer_is_refused_before_it_reads(folders, capsys):
     with pytest.raises(console.BadInput, match="stranger and small-llama have different tokenizers") as error:
         run(folders / LLAMA, "--draft", folders / "stranger")
-    assert "a draft must share the target's" in str(error.value) and "step-costs" not in capsys.readouterr().out
+    assert "a draft must share the target's" in str(error.value) and "One step" not in capsys.readouterr().out
 
 
 def test_a_hybrid_cannot_be_cut_to_its_convolutions(folders):

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from console import BadInput
 from decode_lab import Round, Run
-from lab.measure.compare import compare, not_judged
+from lab.measure.compare import compare, not_judged, undecided
 
 
 class Machine:
@@ -106,3 +106,18 @@ def test_fewer_than_five_repetitions_are_refused():
         run(machine, {"B": machine.method("B")}, repeats=4)
     with pytest.raises(BadInput, match="methods"):
         run(machine, {})
+
+
+def test_a_bound_amid_the_readings_is_not_decided():
+    machine = Machine()
+    paces = iter([1.0] + [1.0, 1.10, 1.05, 0.9, 0.95] * 9)
+
+    def uneven(target, prompt, n_new, eos=()):
+        return np.array(prompt), Run([Round(0, 0, 0, 0.0, 1.0, first=True), Round(1, 1, 1, 0.0, 2 * next(paces))])
+    a, b = run(machine, {"B": uneven, "C": machine.method("C", accepted=1, round_s=1.0)})
+    assert a.judged and "lies on both sides of 1." in undecided(a, 1.0)
+    assert undecided(a, 0.5) == "" and undecided(a, 1.5) == "" and undecided(b, 2.0) == ""
+    assert "both sides" in undecided(b, 2.0, a) and undecided(b, 1.0, a) == ""
+    assert a.plain == (1.0, 50.0)
+    b.before[0], b.before[1], b.after[3] = [made._replace(run=Run([Round(0, 0, 0, 0.0, 9.0)])) for made in b.before[:3]]
+    assert "busy" in undecided(a, 0.5, b)

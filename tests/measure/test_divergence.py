@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from decode_lab import autoregressive_generate, speculative_generate
-from lab.measure.divergence import explain_divergence
+from lab.measure.divergence import Divergence, divergences, explain_divergence
 from lab.measure.scripted import from_text
 from lab.models.decoder import HFDecoder
 from model_classes import V, build
@@ -72,3 +72,15 @@ def test_what_a_right_decoder_writes_is_explained(dtype):
         differ += difference is not None
         assert difference is None or difference.explained
     assert dtype != torch.float32 or differ == 0
+
+
+def test_of_several_texts_the_one_hardest_to_explain_comes_first():
+    decoder, prompt = HFDecoder(build("Llama")), np.random.default_rng(0).integers(3, V, 6)
+    plain, _ = autoregressive_generate(decoder, prompt, 8)
+    others = [plain.copy() for _ in range(4)]
+    for k, other in enumerate(others[1:]):
+        other[7 + k] = (other[7 + k] + 1 + k) % V
+    found = divergences(decoder, [(plain, other) for other in others])
+    hardness = [d.margin / d.allowed for d in found]
+    assert len(found) == 3 and hardness == sorted(hardness, reverse=True)
+    assert Divergence(9, 4, None, 3.0, 0.5, 1.0).cells == (9, "4 / None", "6 of 2")

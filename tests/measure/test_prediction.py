@@ -5,6 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from types import SimpleNamespace
+
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate, tree_generate
@@ -15,7 +17,8 @@ from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure import costs, engines, llama_cpp, prediction, timing, turns
 from lab.measure import generate as rivals
-from lab.measure.along import read_along
+from lab.measure.along import agreements, read_along
+from lab.measure.compare import Compared
 from lab.measure.costs import StepCurve
 from lab.measure.turns import Method
 from lab.models.decoder import HFDecoder
@@ -206,6 +209,22 @@ def test_a_draft_with_more_output_rows_is_read_over_the_target_s_ids(target):
     np.testing.assert_allclose(seen["wide"], cacheless(wide.model, text)[8:-1, :V], atol=1e-4)
 
 
+def test_agreement_is_read_off_ranks_and_overlaps(target, models):
+    starts, rows = [prompt(), prompt(7, 3)], {}
+    texts, drafts = agreements(target, models, starts, 5, 2.0)
+    for i, start in enumerate(starts):
+        assert texts[i] == read_along(target, models, start, 5, lambda name, p, q: rows.update({(name, i): (p, q)}))
+    for name, found in drafts.items():
+        overlaps = []
+        for i in range(2):
+            p, q = rows[name, i]
+            assert found.ranks[i].tolist() == [int((b > b[a.argmax()]).sum()) for a, b in zip(p, q)]
+            both = [np.exp(z / 2 - (z / 2).max(-1, keepdims=True)) for z in (p, q)]
+            overlaps.append(np.minimum(*(e / e.sum(-1, keepdims=True) for e in both)).sum(-1))
+        assert found.alpha == pytest.approx(np.concatenate(overlaps).mean())
+        assert found.among(1) == np.mean(np.concatenate(found.ranks) == 0) and found.among(V) == 1
+
+
 # -- what is predicted ----------------------------------------------------------------------------------------
 
 def test_a_curve_of_steps_is_straight_between_its_readings():
@@ -301,19 +320,90 @@ def test_a_lookup_is_predicted_the_rounds_that_a_real_run_has(target, kind):
     assert run.tau != pytest.approx(run.later().tau)
 
 
-def test_what_one_would_use_instead(target, models, monkeypatch):
-    """llama.cpp's rows are there where its package and a GGUF file are, and are called as the others are."""
-    made = rivals.Rival(np.arange(3), Run(), 0.0)
-    monkeypatch.setattr(llama_cpp, "llama_cpp", lambda path, **how: lambda prompt, n, eos: made)
-    for installed, file, more in ((False, "x.gguf", 0), (True, None, 0), (True, "x.gguf", 3)):
+def test_a_library_at_its_best(target, models, monkeypatch):
+    """Of its settings the one whose rounds take the least time at these costs, with both kernels."""
+    start = prompt(20)
+    text = autoregressive_generate(target, start, 30)[0].tolist()
+    cheap, expensive = StepCurve({1: 1.0, 17: 1.0}), StepCurve({1: 1.0, 2: 9.0, 17: 99.0})
+    for t, c in ((cheap, 0.0), (expensive, 1.0)):
+        found = engines.generate_contenders(target, models["small"], start, 30, t, c)
+        generate, loaded, lookup, lookup_loaded, assisted = found
+        assert (generate, loaded, lookup_loaded) == ("generate", "generate, loaded", f"{lookup}, loaded")
+        assert [x.way for x in found.values()] == ["generate", "generate", "lookup", "lookup", "assisted"]
+        assert [x.kernels for x in found.values()] == ["packed", "loaded", "packed", "loaded", "packed"]
+        assert [x.c for x in found.values()] == [None] * 4 + [c]
+        for name, method in found.items():
+            assert method(target, start, 30, target.eos)[0].tolist() == text, name
+        speeds = {name: prediction.predict_rounds(engines.generate_method(**how)(target, start, 30)[1], t).speedup
+                  for name, how in engines.LOOKUPS.items()}
+        assert speeds[lookup] == max(speeds.values())
+
+
+def test_llama_cpp_runs_on_as_many_threads_as_the_others(monkeypatch):
+    """Its rows are there where its package and a GGUF file are."""
+    made, loaded = rivals.Rival(np.arange(3), Run(), 0.0), []
+
+    def engine(path, *, threads, **how):
+        loaded.append((path, threads, how))
+        return lambda prompt, n, eos: made
+
+    monkeypatch.setattr(llama_cpp, "llama_cpp", engine)
+    for installed, file in ((False, "x.gguf"), (True, None)):
         monkeypatch.setattr(llama_cpp, "has_llama_cpp", lambda: installed)
-        methods = engines.usual_methods(models["small"], "small", file)
-        assert len(methods) == 7 + more and list(methods)[6] == ("small assists", "packed")
-    assert methods["llama.cpp lookup 20", "its own"](target, [1], 2) == (made.tokens, made.run)
-    text = autoregressive_generate(target, prompt(), 6)[0].tolist()
-    for (name, kernels), method in methods.items():
-        if kernels != "its own":
-            assert method(target, prompt(), 6)[0].tolist() == text, name
+        assert engines.llama_contenders(file) == {}
+    plain, lookup = engines.llama_contenders("x.gguf").values()
+    assert (plain.way, lookup.way, lookup.kernels) == ("llama.cpp", "llama.cpp lookup", "its own") and loaded == []
+    for threads in (1, 1, 3, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        assert plain(None, [1], 2) == (made.tokens, made.run)
+    assert loaded == [("x.gguf", n, {}) for n in (1, 3, 1)]
+
+
+def test_rounds_that_are_counted_have_a_predicted_speed():
+    rounds = [Round(9, 9, 9, 0.0, 9.0, first=True), Round(4, 3, 2, 0.0, 9.0), Round(0, 0, 0, 0.0, 9.0)]
+    predicted = prediction.predict_rounds(Run(rounds), T, 0.5)
+    assert predicted == pytest.approx([2, 0.5 * 2, (T(5) + T(1)) / 2])
+    slower = prediction.predict_rounds(Run(rounds), T, 0.5, step_s=1.0)         # T's step takes 2 seconds
+    assert slower == pytest.approx([2, 2 * predicted.draft, 2 * predicted.verify])
+
+
+def test_a_compared_row_is_explained_by_its_pieces():
+    def run(round_s, draft_s=0.0, drafted=0, accepted=0):
+        rounds = [Round(0, 0, 0, 0.0, 50.0, first=True), Round(drafted, drafted, accepted, draft_s, round_s)]
+        return turns.Made(np.zeros(1), Run(rounds), None)
+    paces = (1.0, 2.0, 3.0, 1.0, 1.0)                           # each run at the pace of the plain runs around it
+    row = Compared("a text", "b", [run(1.5 * k, 0.5 * k, 3, 3) for k in paces], [run(0.9 * k) for k in paces],
+                   [run(1.1 * k) for k in paces])
+    found = prediction.explain_compared(prediction.Pieces(4.0, 0.5, 1.25), row)
+    assert found.measured == pytest.approx([4, 0.5, 1.5]) and found.speedup == pytest.approx(2.0)
+    assert (found.drafts, found.alpha) == (3, 1.0) and found.quartiles == pytest.approx((2, 2))
+    method = Method(None, 1, TreeShape.branching((1,)), "d")
+    costs = SimpleNamespace(t=T, c={"d": 0.25})
+    both = prediction.explain_rows([row], {"b": method}, costs, None, None, 0, {"d": np.array([0, 0, 4])})
+    assert both["b"].predicted == prediction.predict(method, T, {"d": 0.25}, None, None, 0, np.array([0, 0, 4]))
+    assert both["b"].measured == found.measured
+
+
+def test_a_prediction_is_close_within_a_fifth_of_the_quartiles():
+    pieces = prediction.Pieces(tau=2.0, draft=0.0, verify=1.0)
+    for measured, quartiles, close in ((1.7, None, True), (1.6, None, False), (2.6, None, False), (2.4, None, True),
+                                       (2.6, (2.4, 3.0), True), (1.5, (1.4, 1.7), True)):
+        assert prediction.Explained(pieces, pieces, measured, 1, 1.0, quartiles).close is close
+
+
+def test_costs_that_change_between_readings_are_not_judged(monkeypatch):
+    """A pace that changes for all alike does no harm; one that changes for several tokens alone does."""
+    several = iter([1.0, 1.5])
+    monkeypatch.setattr(timing, "step_times", lambda target, ids, context, sent, repeats: np.array(
+        [[1.0] * repeats] + [[2.0 * s] * repeats for s in [next(several)] for _ in sent[1:]]))
+    read = costs.Costs("target", [7], 4, (5, 3), 2)
+    assert read.not_judged == ""
+    read.read()
+    read._sending *= 3.0                                        # for all alike
+    assert read.not_judged == ""
+    read.read()
+    assert read.not_judged == "This machine was busy: readings of c and of verify ratios differed by a factor of 1.5."
+    assert costs.Costs("target", [7], 4, (1,), 2).not_judged == ""
 
 
 def test_what_a_speedup_is_explained_by():

@@ -15,3 +15,4 @@ def test_equal_readings_are_judged_and_a_single_pause_does_not_count():
 def test_readings_of_a_busy_machine_are_not_judged():
     why = disturbed([[1.0, 2.0], [2.0, 4.0]], "c")
     assert why == "This machine was busy: readings of c differed by a factor of 2.0."
+    assert disturbed([[1.0, 2.0], [1.3, 2.6]]) == "" and disturbed([[1.0, 2.0], [1.3, 2.6]], most=1.2)
