@@ -122,7 +122,7 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
     that tokens per round do not limit their speedup. when_busy: called where a row of a text is not good enough, such
     as choosing the number of threads again; the text is then read again, once.
 
-    Neighbours share a baseline run: A B A C A, and in the next repetition A C A B A.
+    Neighbours share a baseline run: A B A C A, and in the next repetition, which begins with the last one, C A B A.
     """
     repeats = whole("repeats", repeats, LEAST_REPEATS)
     require(methods, "methods", list(methods), "at least one")
@@ -149,8 +149,8 @@ def not_judged(rows: Sequence[Compared]) -> str:
 
 def _read(methods, text: str, prompt, target, n_new: int, repeats: int, baseline, unbounded) -> list[Compared]:
     rows = {name: Compared(text, name, [], [], [], name not in unbounded) for name in methods}
+    plain = _one(baseline, target, prompt, n_new)
     for k in progress(range(repeats), f"comparing on {text}"):
-        plain = _one(baseline, target, prompt, n_new)
         for name in list(methods)[::-1 if k % 2 else 1]:
             rows[name].before.append(plain)
             rows[name].made.append(_one(methods[name], target, prompt, n_new))
