@@ -57,6 +57,25 @@ class PromptLookup:
         return copied(tokens, at, gamma, self.boundary, self.name)
 
 
+class LastTokens:
+    """Drafts the last tokens of the text again, up to gamma of them, right or not.
+
+    It stands in for a lookup on texts that mean nothing, as models with random weights write them: there is a draft in
+    every round, so its times can be read.
+    """
+
+    name = "last tokens"
+
+    def start(self, target, sampler, prompt):
+        """Nothing to prepare."""
+
+    def verified(self, tokens, path, hidden):
+        """Nothing to learn."""
+
+    def propose(self, tokens, gamma, rng=None) -> Draft:
+        return copied(tokens, max(len(tokens) - gamma, 0), min(gamma, len(tokens)), (), self.name)
+
+
 class SuffixLookup:
     """Copies what followed an earlier occurrence of the longest suffix, however long (SAM decoding, arXiv 2411.10666).
 

@@ -131,8 +131,8 @@ def compare(methods: Mapping[str, Callable], texts: Mapping[str, Sequence[int]],
     that tokens per round do not limit their speedup. when_busy: called where a row of a text is not good enough, such
     as choosing the number of threads again; the text is then read again, once.
 
-    Neighbours share a baseline run: A B A C A, and in the next repetition A C A B A. The seconds of all runs go to the
-    record of the demo that runs.
+    Neighbours share a baseline run: A B A C A, and in the next repetition, which begins with the last one, C A B A. The
+    seconds of all runs go to the record of the demo that runs.
     """
     repeats = whole("repeats", repeats, LEAST_REPEATS)
     require(methods, "methods", list(methods), "at least one")
@@ -174,8 +174,8 @@ def undecided(a: Compared, bound: float, b: Compared | None = None) -> str:
 
 def _read(methods, text: str, prompt, target, n_new: int, repeats: int, baseline, unbounded) -> list[Compared]:
     rows = {name: Compared(text, name, [], [], [], name not in unbounded) for name in methods}
+    plain = _one(baseline, target, prompt, n_new)
     for k in progress(range(repeats), f"comparing on {text}"):
-        plain = _one(baseline, target, prompt, n_new)
         for name in list(methods)[::-1 if k % 2 else 1]:
             rows[name].before.append(plain)
             rows[name].made.append(_one(methods[name], target, prompt, n_new))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,20 +22,27 @@ class Scratch:
         self._held = ExitStack()
         self.folder = Path(self._held.enter_context(TemporaryDirectory(dir=parent, prefix="ngram-")))
 
-    def build(self, name: str, tokens: np.ndarray, order: int, top_k: int, vocab_size: int,
-              fingerprint: str) -> NgramTable:
-        """A table of these tokens (BREAK between documents), open until `close`. BadInput as build_table."""
+    def build(self, name: str, tokens: np.ndarray, order: int, top_k: int, vocab_size: int, fingerprint: str,
+              max_tokens: int | None = None) -> NgramTable:
+        """A table of these tokens (BREAK between documents), open until `close`. BadInput as build_table.
+
+        max_tokens: how many of them are counted, at most.
+        """
         table = build_table(self.folder / f"{name}-{order}.ngram", [tokens], order=order, top_k=top_k,
-                            vocab_size=vocab_size, tokenizer=fingerprint)
+                            vocab_size=vocab_size, tokenizer=fingerprint, max_tokens=max_tokens)
         return self._held.enter_context(table)
 
     def close(self) -> None:
         self._held.close()
 
 
-def corpus_tokens(path: Path, words: Tokenizer) -> np.ndarray:
-    """All token ids of a corpus, with a BREAK behind each document."""
-    return np.concatenate(list(token_chunks(Corpus([path]), words.encode_batch)))
+def corpus_tokens(paths: Sequence[str | Path] | Path, words: Tokenizer) -> np.ndarray:
+    """All token ids of a corpus, with a BREAK behind each document.
+
+    paths: files and folders, or one of them. BadInput where one cannot be read.
+    """
+    corpus = Corpus([paths] if isinstance(paths, Path) else list(paths))
+    return np.concatenate([np.zeros(0, np.uint32), *token_chunks(corpus, words.encode_batch)])
 
 
 def first_share(tokens: np.ndarray, share: float) -> np.ndarray:

@@ -73,3 +73,31 @@ def draft_tree(parents, labels, path, title: str):
     deepest = max(depth.values())
     axis.set(xlim=(-0.5, deepest + 0.5), xticks=range(deepest + 1), yticks=[], xlabel="level", title=title)
     return fig
+
+
+def log_log(readings, lines, x: str, y: str, title: str):
+    """A figure of measured points with their quartiles, and lines beside them, on two logarithmic axes.
+
+    readings: {place on the x axis: its readings}. lines: {name: function of the x values}. x, y: labels, with units.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    places = list(readings)
+    low, middle, high = np.quantile(list(readings.values()), (0.25, 0.5, 0.75), axis=1)
+    grid = np.geomspace(min(places), max(places), 200)
+    fig = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axis = fig.subplots()
+    axis.errorbar(places, middle, yerr=[middle - low, high - middle], fmt="o", ms=4, capsize=2,
+                  label="measured, with quartiles")
+    for name, line in lines.items():
+        axis.plot(grid, line(grid), label=name)
+    axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=title, ylim=(0.5 * min(middle), 2 * max(middle)))
+    axis.set_xticks(places, places)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+    axis.legend(loc="lower right")
+    axis.grid(alpha=0.3)
+    return fig

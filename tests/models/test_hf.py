@@ -1,6 +1,7 @@
 """lab/models against transformers itself, on small random models of the real classes, and on the default target."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -450,6 +451,31 @@ def test_step_times_are_positive_and_leave_the_context():
 
 def test_read_bandwidth_of_a_device():
     assert timing.read_bandwidth(torch.device("cpu"), 0.01) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rates_of_a_device_are_bytes_and_operations_per_second(dtype):
+    """No machine that runs this does fewer than 10 million operations a second, or more than 10^16."""
+    rates = timing.read_rates(torch.device("cpu"), dtype, 0.02)
+    assert 1e7 < rates.bandwidth < 1e13 and 1e7 < rates.flops < 1e16
+
+
+def test_the_best_of_several_readings_is_the_rate_and_a_busy_machine_is_said(monkeypatch):
+    bandwidths, flops = iter([5.0, 7.0, 6.0, 6.0, 2.0, 4.0, 6.0, 3.0]), iter([1.0, 1.1, 1.0, 1.2, 1.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(timing, "measure_this_machine", lambda seconds: SimpleNamespace(bandwidth=next(bandwidths)))
+    monkeypatch.setattr(timing, "read_flop_rate", lambda device, dtype, seconds: next(flops))
+    assert timing.read_rates(torch.device("cpu"), torch.float32) == (7.0, 1.2, "")
+    assert "busy" in timing.read_rates(torch.device("cpu"), torch.float32).busy
+
+
+def test_plain_decoding_is_timed_and_a_disturbed_run_is_said(monkeypatch):
+    decoder = HFDecoder(build("llama"))
+    ttft, step, _ = timing.plain_times(decoder, tokens(20), n_new=4)
+    assert ttft > 0 and step > 0 and decoder.length == 20 + 3           # the last token is not sent
+    runs = iter([SimpleNamespace(ttft=a, per_token=b) for a, b in ((9.0, 2.0), (7.0, 1.0), (8.0, 3.0))])
+    monkeypatch.setattr(timing, "autoregressive_generate", lambda *args: (None, next(runs)))
+    ttft, step, busy = timing.plain_times(decoder, tokens(20))
+    assert (ttft, step) == (8.0, 2.0) and "factor of 3.0" in busy
 
 
 def test_the_package_is_found_without_importing_it():

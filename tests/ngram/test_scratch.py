@@ -14,6 +14,7 @@ def test_a_table_lasts_until_its_folder_is_closed(tmp_path):
     scratch = Scratch(tmp_path)
     table = scratch.build("some", np.array([1, 2, 3, 1, 2, 3], np.uint32), 2, 4, 10, "none")
     assert table.best([1])[0] == 2 and table.path.parent.parent == tmp_path
+    assert (table.n_tokens, scratch.build("few", np.arange(9, dtype=np.uint32), 2, 4, 10, "none", 5).n_tokens) == (6, 5)
     scratch.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -21,6 +22,8 @@ def test_a_table_lasts_until_its_folder_is_closed(tmp_path):
 def test_a_corpus_has_a_break_behind_each_document_and_behind_its_first_share():
     tokens = corpus_tokens(toy.corpus("prose"), tokenizer("toy"))
     assert tokens[-1] == BREAK and (tokens == BREAK).sum() > 1
+    both = corpus_tokens([toy.corpus(kind) for kind in ("prose", "code")], tokenizer("toy"))
+    assert both[:len(tokens)].tolist() == tokens.tolist() and len(both) > len(tokens)
     part = first_share(np.arange(100, dtype=np.uint32), 0.25)
     assert part.tolist() == [*range(25), BREAK]
 
