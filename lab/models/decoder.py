@@ -293,4 +293,4 @@ def _eos_ids(model, tokenizer) -> tuple[int, ...]:
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return tuple(sorted(found))
+    return tuple(sorted(token for token in found if token >= 0))     # some configurations write -1 for none
