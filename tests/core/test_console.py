@@ -248,6 +248,15 @@ def test_a_folder_for_output_that_cannot_be_made_is_a_sentence(tmp_path, monkeyp
     assert console.out_folder().is_dir()
 
 
+def test_the_folder_for_output_may_be_named_from_home(tmp_path):
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", "import console; print(console.out_folder())"], capture_output=True,
+                          text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(console.ROOT),
+                                                                    "HOME": str(tmp_path), "DECODE_LAB_OUT": "~/there"})
+    assert done.stdout.split() == [str(tmp_path / "there")] and (tmp_path / "there").is_dir(), done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full and a shell")
 def test_a_closed_or_full_stdout_is_no_traceback(tiny):
     import subprocess
