@@ -13,7 +13,7 @@ from console import BadInput
 from decode_lab import Draft, Sampler, accept, draw, residual, speculative_generate, tree_generate, verify
 from lab.drafters.model import ModelDrafter
 from lab.drafters.trees import TreeDrafter, TreeShape
-from records import claims, observation, table, whole_table
+from records import claims, numbers, observation, table, whole_table
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "04_speculative_sampling.py"
 QUICK = ["--drafts", "small", "--prompts", 1, "--new-tokens", 20, "--samples", 400]
@@ -287,8 +287,8 @@ def test_formulas_and_enumeration(quick):
     rows = {row[0]: row[1:] for row in whole_table(quick, "textbook")["rows"]}
     assert rows[0.6][:3] == pytest.approx([1.6, 2.176, 2.38336])
     assert rows[0.8][3:] == ["8: 3.09x", "6: 2.47x", "4: 1.87x", "2: 1.22x"]
-    assert "at least 1.39 tokens per pass" in observation(quick, "above-ceiling")["text"]
-    assert "alpha of 0.47 to 0.54" in observation(quick, "alpha-meant")["text"]
+    assert 1.39 in numbers(observation(quick, "above-ceiling")["text"])
+    assert {0.47, 0.54} <= set(numbers(observation(quick, "alpha-meant")["text"]))
     assert not any(t["measured"] for t in quick["tables"]) and len(quick["figures"]) == 1
 
 
