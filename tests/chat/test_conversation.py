@@ -22,7 +22,6 @@ from lab.ngram import NgramTable, build_table, disk
 from records import numbers
 from talker import ALPHABET, EOS, Talker, V, plain, say, settings
 
-
 # -- turns ---------------------------------------------------------------------------------------------------
 
 def test_a_conversation_is_its_template_s_text_and_only_what_is_new_is_read(capsys):
