@@ -138,7 +138,8 @@ def test_no_function_stands_twice():
 
 
 @pytest.mark.parametrize("call, home", [("os.replace", "lab.support.files"), ("os.cpu_count", "lab.support.host"),
-                                        ("os.sched_getaffinity", "lab.support.host"), ("platform.processor", "lab.support.host")])
+                                        ("os.sched_getaffinity", "lab.support.host"),
+                                        ("platform.processor", "lab.support.host")])
 def test_what_the_lab_does_in_one_place_it_does_nowhere_else(call, home):
     """To write a file whole or not at all, and to ask what machine this is."""
     callers = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -27,6 +27,7 @@ from lab.ngram.format import COUNT_MAX
 from lab.ngram.table import NgramTable
 from lab.ngram.writing import Part, write_table
 from lab.support.errors import BadInput
+from lab.support.host import cores
 
 BREAK = 0xFFFFFFFF                                             # stands between two documents, and is no token
 MEMORY = 640_000_000                                           # bytes

@@ -104,7 +104,8 @@ def test_a_message_with_a_token_that_the_model_has_no_row_for_is_named(folder):
         decoder.hf_tokenizer.chat_template = template
         with pytest.raises(BadInput) as error:
             decoder.chat("what is <image> here?")
-        assert all(word in str(error.value) for word in ("what is <image> here?", "'<image>'", f"id {n}", f"0 to {n - 1}"))
+        words = "what is <image> here?", "'<image>'", f"id {n}", f"0 to {n - 1}"
+        assert all(word in str(error.value) for word in words)
         assert max(decoder.chat("what is here?")) < n
 
 
