@@ -47,7 +47,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent
 # Where out/ and results/ go: the lab's folder, or the current one where only an installed copy of the lab is run.
 WORK = ROOT if packages.in_project() else Path.cwd()
-OUT = Path(os.environ.get("DECODE_LAB_OUT") or WORK / "out").absolute()  # where figures go
+OUT = Path(os.environ.get("DECODE_LAB_OUT") or WORK / "out").expanduser().absolute()  # where figures go
 
 
 # ------------------------------------------------------------------------------------------ a demo as a script

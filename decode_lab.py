@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lab.support.checks import budget, check_draft, name_of, one_sampler, token_ids
+from lab.support.checks import budget, check_draft, end_ids, name_of, one_sampler, token_ids
 from lab.support.errors import BadInput, require, whole
 
 Array = Any                      # a numpy array, or a tensor on whatever device the model lives on
@@ -154,7 +154,7 @@ class Sampler:
     def __post_init__(self):
         require(self.temperature == 0 or 1e-6 <= self.temperature < np.inf, "temperature", self.temperature,
                 "0 (greedy), or 0.000001 or more")
-        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        whole("top_k", self.top_k, 0)
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
         require(0 <= self.min_p < 1, "min_p", self.min_p, "0 (off) to below 1")
         require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0 (1 is off)")
@@ -333,7 +333,7 @@ def _generate(target, drafter, prompt, n_new, gamma, temperature, rng, sampler, 
     n_new, stop_at = budget(target, tokens, n_new)
     if gamma is not None and not callable(gamma):
         whole("gamma", gamma, 0)
-    eos = frozenset(map(int, eos if isinstance(eos, Collection) else [] if eos is None else np.atleast_1d(eos)))
+    eos = end_ids(eos)
     run, end, uses_hidden = Run(), len(tokens) + n_new, getattr(drafter, "uses_hidden", False)
 
     # 0. Prefill: the drafter reads the prompt, the target all of it but the last token.

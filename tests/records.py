@@ -1,5 +1,7 @@
 """What the tests of demos look up in a record."""
 
+import re
+
 
 def table(record, id):
     """The table of this id, as a list of {column: cell}."""
@@ -15,6 +17,12 @@ def whole_table(record, id):
 def observation(record, id):
     """The observation of this id."""
     return _found(record["observations"], id)
+
+
+def numbers(text):
+    """The numbers in a sentence, in order, whatever its words: [48, 0.51] of "Of 48 texts 51% differ."."""
+    found = re.findall(r"(?<![\w.])([+-]?\d[\d,]*(?:\.\d+)?)(%?)", text)
+    return [float(number.replace(",", "")) / (100 if percent else 1) for number, percent in found]
 
 
 def figures(record):

@@ -123,3 +123,25 @@ def test_a_demo_imports_console_before_anything_that_takes_its_time():
                  if isinstance(node, (ast.Import, ast.ImportFrom))]
         first = next(name for name in names if name.split(".")[0] not in sys.stdlib_module_names)
         assert first == "console", path.name
+
+
+def test_no_function_stands_twice():
+    """Of three statements or more, whatever its name and docstring."""
+    found = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                if sum(isinstance(each, ast.stmt) for part in body for each in ast.walk(part)) > 2:
+                    found.setdefault(ast.dump(ast.Module(body, [])), []).append(f"{name_of(path)}.{node.name}")
+    assert [names for names in found.values() if len(names) > 1] == []
+
+
+@pytest.mark.parametrize("call, home", [("os.replace", "lab.support.files"), ("os.cpu_count", "lab.support.host"),
+                                        ("os.sched_getaffinity", "lab.support.host"),
+                                        ("platform.processor", "lab.support.host")])
+def test_what_the_lab_does_in_one_place_it_does_nowhere_else(call, home):
+    """To write a file whole or not at all, and to ask what machine this is."""
+    callers = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+               if isinstance(node, ast.Attribute) and ast.unparse(node) == call}
+    assert callers == {home}

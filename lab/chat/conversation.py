@@ -20,6 +20,7 @@ from lab.drafters.tiers import NgramDrafter
 from lab.models.kept_prefix import KeptPrefix
 from lab.ngram import disk
 from lab.ngram.table import NgramTable
+from lab.support.vocabulary import without_a_row
 
 LEFT = 0.2                                   # of the context: from here on each answer tells how much is left
 ANSWER = "\ufffc answer \ufffc"              # stands in a template's text where the ids of an answer stand
@@ -102,10 +103,7 @@ class Chat:
         sources = {"The message": message, "--system": self.settings.system}
         source = next((name for name, text in sources.items() if unknown in self.model.encode(text)), "The template")
         text = f' "{shorten(sources[source], 60)}"' if source in sources else ""
-        codec = getattr(self.model, "hf_tokenizer", None)
-        word = codec.convert_ids_to_tokens(unknown) if codec is not None else self.model.decode([unknown])
-        raise BadInput(f"{source}{text} has the token {word!r} with id {unknown}, and {self.model.name} only has rows "
-                       f"for the ids 0 to {size - 1}: a text without it would be right")
+        raise without_a_row(self.model, unknown, source + text)
 
     def _turn(self, message: str) -> dict:
         """A message as templates take it; the first one shows the images."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import console
 from console import BadInput, print_table, print_text
 from lab import __main__ as front
+from lab.support.files import writable_folder
 
 RESULTS = console.WORK / "results"
 MINUTES = 8.0  # for all runs together
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
         shares = front.shared_out([*setting, *flags], knows) if knows else {}
         runs += [(number, shares[number]) for number in knows]
     rows, end = [], time.monotonic() + 60 * MINUTES
-    folder.mkdir(parents=True, exist_ok=True)
+    writable_folder(folder, "--out")
     for number, given in runs:
         started = time.monotonic()
         record, failure = _record(available[number], ["--device", device, *given], end - started)

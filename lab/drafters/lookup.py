@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from decode_lab import Draft
-from lab.support.errors import BadInput, whole
+from lab.support.errors import whole
 
 
 def copied(tokens, at: int | None, gamma: int, boundary: Collection[int], source: str) -> Draft:
@@ -31,8 +31,8 @@ class PromptLookup:
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, boundary: Collection[int] = (), name: str = "lookup"):
-        if not 1 <= min_ngram <= max_ngram:
-            raise BadInput(f"Suffix lengths {min_ngram} to {max_ngram} are impossible: 1 <= min_ngram <= max_ngram.")
+        min_ngram = whole("min_ngram", min_ngram, 1)
+        max_ngram = whole("max_ngram", max_ngram, min_ngram)
         self.name, self.sizes, self.boundary = name, range(max_ngram, min_ngram - 1, -1), frozenset(boundary)
         self._index: dict[int, dict[tuple, int]] = {n: {} for n in self.sizes}   # suffix -> where it ended last
         self._seen = 0

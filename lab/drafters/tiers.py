@@ -13,7 +13,7 @@ from typing import Literal
 from decode_lab import Draft, Drafter
 from lab.drafters.lookup import SuffixLookup
 from lab.drafters.model import check_vocabulary
-from lab.support.errors import BadInput, require
+from lab.support.errors import BadInput, require, whole
 
 
 def tier_name(order: int) -> str:
@@ -50,13 +50,13 @@ class NgramDrafter:
         require(0 <= price <= 1, "price", price, "0 (drafts whatever there is) to 1")
         require(0 < discount <= 1, "discount", discount, "above 0 and at most 1")
         require(0 < weight < float("inf"), "weight", weight, "above 0")
-        require(min_count >= 1, "min_count", min_count, "1 or more")
         self.lookup: Drafter | None = SuffixLookup() if isinstance(lookup, str) else lookup
         self.tables = sorted(tables, key=lambda table: -table.order)
         self._longest = max((table.order - 1 for table in self.tables), default=1)
         if self.lookup is None and not self.tables:
             raise BadInput(f"{name} has neither a lookup nor a table: one of them would be right.")
-        self.price, self.discount, self.weight, self.min_count, self.name = price, discount, weight, min_count, name
+        self.price, self.discount, self.weight, self.name = price, discount, weight, name
+        self.min_count = whole("min_count", min_count, 1)
 
     def start(self, target, sampler, prompt):
         for table in self.tables:

@@ -8,7 +8,7 @@ import numpy as np
 
 from decode_lab import Decoder, Draft, Sampler, draw, residual, to_numpy
 from lab.drafters.model import FromModel, fit_row
-from lab.support.errors import BadInput
+from lab.support.errors import BadInput, whole
 
 
 class TreeShape:
@@ -31,8 +31,7 @@ class TreeShape:
     @classmethod
     def branching(cls, widths: Sequence[int]) -> TreeShape:
         """Every node of level d has widths[d] children: (1, 1, 1) is a chain, (4, 2) has 4 + 8 nodes."""
-        if any(w < 1 for w in widths):
-            raise BadInput(f"Branching {tuple(widths)} is impossible: each level has at least one child.")
+        widths = [whole(f"the width of level {level}", width, 1) for level, width in enumerate(widths)]
         nodes: list[tuple[int, int]] = []
         level: Sequence[int] = [-1]
         for width in widths:
@@ -123,10 +122,8 @@ class ConfidentTreeDrafter(TreeDrafter):
 
     def __init__(self, model: Decoder, n_nodes: int, depth: int, width: int = 4, name: str | None = None):
         super().__init__(model, TreeShape([]), name=name)
-        if min(n_nodes, depth, width) < 1:
-            raise BadInput(f"A tree of {n_nodes} nodes, depth {depth} and width {width} is impossible: 1 or more of "
-                           "each.")
-        self.n_nodes, self.depth, self.width = n_nodes, depth, width
+        self.n_nodes, self.depth = whole("n_nodes", n_nodes, 1), whole("depth", depth, 1)
+        self.width = whole("width", width, 1)
 
     def propose(self, tokens, gamma, rng) -> Draft:
         return super().propose(tokens, min(gamma, self.depth), rng)

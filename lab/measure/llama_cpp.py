@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from time import perf_counter
@@ -32,7 +33,7 @@ def llama_cpp(path: str | Path, *, prompt_lookup: int = 0, max_ngram: int = 2, t
     """
     if not has_llama_cpp():
         raise BadInput(f'{LLAMA_PACKAGE} is not installed; "pip install {LLAMA_PACKAGE}" builds it from source')
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise BadInput(f'there is no GGUF file "{path}"; the path of one that exists would be right')
     if min(threads, context) < 1 or prompt_lookup < 0:
         raise BadInput(f"llama.cpp with {threads} threads, a context of {context} and prompt_lookup = {prompt_lookup} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import contextmanager
 from dataclasses import replace
+from textwrap import shorten
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from lab.models.kernels import as_loaded, read_bytes
 from lab.models.paths import TreeAsPaths
 from lab.models.pending import Pending, check_settled
 from lab.support.errors import BadInput
-from lab.support.vocabulary import fingerprint
+from lab.support.vocabulary import fingerprint, without_a_row
 from llm_math import ModelShape, element_bytes, from_hf_config
 
 BYTES_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # in llm_math, hw_specs
@@ -259,9 +260,16 @@ class HFDecoder:
         return self._codec().encode(text, add_special_tokens=False)
 
     def chat(self, message: str) -> list[int]:
-        """Token ids of a user's message in the model's chat template; of the plain text where it has none."""
+        """Token ids of a user's message in the model's chat template; of the plain text where it has none.
+
+        BadInput for a message with a token that the model has no row for.
+        """
         text = self.render([{"role": "user", "content": message}])
-        return self._codec().encode(message) if text is None else self.encode(text)
+        ids = self._codec().encode(message) if text is None else self.encode(text)
+        unknown = next((token for token in ids if token >= self.vocab_size), None)
+        if unknown is not None:
+            raise without_a_row(self, unknown, f'The message "{shorten(message, 60)}"')
+        return ids
 
     def render(self, turns) -> str | None:
         """The text of a conversation in the model's chat template, up to where the answer begins; None without one.
@@ -293,4 +301,4 @@ def _eos_ids(model, tokenizer) -> tuple[int, ...]:
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return tuple(sorted(found))
+    return tuple(sorted(token for token in found if token >= 0))     # some configurations write -1 for none

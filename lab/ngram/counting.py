@@ -27,6 +27,7 @@ from lab.ngram.format import COUNT_MAX
 from lab.ngram.table import NgramTable
 from lab.ngram.writing import Part, write_table
 from lab.support.errors import BadInput
+from lab.support.host import cores
 
 BREAK = 0xFFFFFFFF                                             # stands between two documents, and is no token
 MEMORY = 640_000_000                                           # bytes
@@ -135,7 +136,7 @@ def count(chunks: Iterable[np.ndarray], order: int, vocab_size: int, top_k: int,
                        "more, top_k and vocab_size 1 or more, and vocab_size ** order at most 2 ** 64")
     if max_tokens is not None and max_tokens < 1:
         raise BadInput(f"max_tokens {max_tokens} leaves nothing to count: 1 or more, or none for all")
-    threads = threads or min(4, os.cpu_count() or 1)
+    threads = threads or min(4, cores())
     corpus = _Corpus(chunks, max_tokens)
     # A worker holds a block (4 bytes a token), its keys (8), where each begins (4) and its counts (4), and two blocks
     # are being filled or wait for a worker.

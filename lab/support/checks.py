@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from lab.support.errors import BadInput, whole
@@ -19,6 +21,12 @@ def token_ids(prompt) -> list[int]:
         raise BadInput(f"The prompt is an array of {ids.dtype} of shape {ids.shape}: one sequence of whole numbers, "
                        "shape (n,), would be right.")
     return ids.tolist()
+
+
+def end_ids(eos) -> frozenset[int]:
+    """The ids that end a text, given as one id, as several, or as None."""
+    several = isinstance(eos, Collection) and not isinstance(eos, str)
+    return frozenset(whole("eos", token, 0) for token in (eos if several else [] if eos is None else [eos]))
 
 
 def budget(target, tokens, n_new):

@@ -48,7 +48,12 @@ def checked(name: str, value, low: float = -math.inf, high: float = math.inf, *,
 
 
 def whole(name: str, value, low: int) -> int:
-    """`value` as an int; BadInput unless it is a whole number of at least `low`."""
+    """`value` as an int; BadInput unless it is one whole number of at least `low`."""
+    import numpy as np
+
+    # Text, a list, the None of a function that returns nothing: none of them is a number.
+    number = np.shape(value) == () and (isinstance(value, int) or np.asarray(value).dtype.kind in "biuf")
+    require(number, name, value, f"a whole number of at least {low}")
     return int(checked(name, value, low, whole=True))
 
 

@@ -64,7 +64,7 @@ def writable(flag: str, name: str) -> Path:
 
 
 def writable_folder(path: Path, name: str) -> Path:
-    """`path`, made if need be; BadInput that says to set the environment variable `name` where that cannot be."""
+    """`path`, made if need be; BadInput that says to set `name`, a flag or a variable, where that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()

@@ -9,9 +9,11 @@ import shutil
 import sys
 import typing
 
+from lab.support.errors import cut
 from lab.support.text import plain
 
 WIDTH = 80
+LONGEST_WORD = 300  # characters, in a sentence about bad input
 NARROWEST, WIDEST, WIDEST_TERMINAL = 40, 300, 100  # a long line of prose is hard to read on a wide terminal
 
 _after: tuple = ()  # the stream (and notebook cell) of the last output, and whether that ended with a blank line
@@ -132,7 +134,8 @@ def exit_with(error: BaseException) -> typing.NoReturn:
         flush()
     except BrokenPipeError:
         _discard_output()
-    sentence = " ".join(str(error).split()).rstrip(".")
+    words = [cut(word) if len(word) > LONGEST_WORD else word for word in str(error).split()]
+    sentence = " ".join(words).rstrip(".")
     print(shown(f"error: {sentence}.", sys.stderr), file=sys.stderr)
     raise SystemExit(2)
 

@@ -9,6 +9,7 @@ import pytest
 import console
 from lab import __main__ as runner
 from lab.commands import doctor
+from records import numbers
 
 LINE = r"decode-lab [\d.]+, Python [\d.]+, \w+, \d+ cores?, [\d.]+ [MGT]B: {} of {} demos can run"
 
@@ -65,6 +66,13 @@ def test_an_installed_copy_has_no_column_of_tested_versions(monkeypatch, capsys,
     monkeypatch.setattr(console, "ROOT", tmp_path)
     doctor._print_packages()
     assert capsys.readouterr().out.splitlines()[1].split() == ["package", "here"]
+
+
+def test_it_says_how_long_the_texts_were_that_the_toy_was_trained_on(capsys):
+    from lab import toy
+
+    doctor._print_toy()
+    assert numbers(capsys.readouterr().out)[-2:] == [toy.TRAINED_LENGTH, toy.load("large").max_length]
 
 
 @pytest.mark.slow

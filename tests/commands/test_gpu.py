@@ -116,6 +116,13 @@ def test_bad_flags_get_one_sentence(lab, argv, words, monkeypatch):
     assert names(lab) == ["lab"]
 
 
+@pytest.mark.parametrize("below", ["", "further"])
+def test_a_folder_for_records_that_cannot_be_made_is_one_sentence(lab, below):
+    (lab / "file").write_text("")
+    with pytest.raises(BadInput, match="Not a directory.*--out"):
+        runner.main(["gpu", "--device", "cpu", "--out", str(lab / "file" / below)])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_nothing_is_written():

@@ -35,6 +35,7 @@ class DecoderCase:
     tolerance: how far two honest ways to the same logits may lie apart, in parts of the logits' spread.
     refusal: what it raises for a call that cannot be. limit: () -> an empty one that holds at most 12 tokens, or None
     where the model has no limit. reads_all: its logits depend on the whole text, so a wrong key shows in them.
+    as_paths: of a real model, whether it sends a tree as a batch of its paths; None for any other decoder.
     """
 
     make: Callable
@@ -42,6 +43,7 @@ class DecoderCase:
     refusal: type = BadInput
     limit: Callable | None = None
     reads_all: bool = True
+    as_paths: bool | None = None
 
 
 TINY = Config(vocab_size=40, hidden=24, n_layers=3, n_heads=6, n_kv_heads=2, head_dim=8, ffn=40, max_length=160)
@@ -94,7 +96,7 @@ def real(name, limit=64):
 
 
 def real_case(name):
-    return DecoderCase(lambda: real(name), limit=lambda: real(name, 12))
+    return DecoderCase(lambda: real(name), limit=lambda: real(name, 12), as_paths=name in AS_PATHS)
 
 
 class WithItsTarget:
@@ -144,10 +146,13 @@ def rounded(name, limit=64):
     return decoder
 
 
+AS_PATHS = "LFM2", "LFM3", "GPT-Neo", "Mistral"
+
+
 def real_cases():
     """Rows alone (Llama, Qwen3, GPT-NeoX), rows and states (LFM2, LFM3), trees as paths (GPT-Neo, Mistral's window)."""
     names = "Qwen3", "GPT-NeoX", "LFM2", "LFM3", "GPT-Neo", "Mistral"
-    return {"Llama": DecoderCase(partial(real, "Llama", 320), limit=partial(real, "Llama", 12))} | {
+    return {"Llama": DecoderCase(partial(real, "Llama", 320), limit=partial(real, "Llama", 12), as_paths=False)} | {
         name: real_case(name) for name in names} | {
         f"{name}, first layers": DecoderCase(partial(first_layers, name), limit=partial(first_layers, name, 12))
         for name in ("Llama", "LFM3")} | {

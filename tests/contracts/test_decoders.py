@@ -153,6 +153,17 @@ def test_a_tree_behind_a_pending_chain_in_several_calls(case, shape, parts):
         assert lengths(model) == (7 + len(parents), 7)
 
 
+def test_the_check_at_load_finds_trees_right_where_they_are(case):
+    """Where a mask, a position or a commit of a tree is wrong it sends paths, which are right: it shows here alone."""
+    if case.as_paths is None:
+        pytest.skip("it has no two ways to send a tree")
+    model = case.make()
+    assert model.tree_as_paths == case.as_paths
+    prefill(model, ids(model, 5))
+    model.send(ids(model, 4, 1), [-1, -1, 0, 0])
+    assert model.cache.rows == 5 + (0 if case.as_paths else 4)
+
+
 def test_a_tree_on_an_empty_cache(case):
     model, parents = case.make(), TREES["ragged"]
     nodes = ids(model, len(parents), 3)

@@ -91,6 +91,9 @@ TINY = '''
 '''
 
 
+TINY_DOCS = "sequences decoded together", "draft lengths γ to try", "acceptance rate α"
+
+
 @pytest.fixture
 def tiny(write_demo):
     return write_demo(TINY)
@@ -159,9 +162,11 @@ def test_flags_set_the_assumptions(tiny, capsys):
     assert record["assumptions"] == {"batch": 4, "alpha": 0.0, "gammas": [2, 7], "chip": "rtx-4090",
                                      "trained": False, "mode": "plain"}
     out = capsys.readouterr().out
-    assert "* batch       4         sequences decoded together (default 1)" in out
-    assert "draft lengths γ to try (default 1 3 5)" in out and "acceptance rate α (default 0.8)" in out
-    assert "  mode        plain" in out
+    lines = {line.strip("* ").split()[0]: line for line in out.splitlines() if line.strip("* ")}
+    for name, words in {"batch": ["4", TINY_DOCS[0], "1"], "gammas": ["2 7", TINY_DOCS[1], "1 3 5"],
+                        "alpha": ["0.0", TINY_DOCS[2], "0.8"]}.items():
+        assert lines[name].startswith("*") and all(word in lines[name] for word in words), "value, doc and default"
+    assert not lines["mode"].startswith("*") and lines["mode"].split()[1] == "plain"
 
 
 def test_help_lists_the_flags_and_runs_nothing(tiny, script):
@@ -246,6 +251,15 @@ def test_a_folder_for_output_that_cannot_be_made_is_a_sentence(tmp_path, monkeyp
         console.out_folder()
     monkeypatch.setattr(console, "OUT", tmp_path / "new" / "folder")
     assert console.out_folder().is_dir()
+
+
+def test_the_folder_for_output_may_be_named_from_home(tmp_path):
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", "import console; print(console.out_folder())"], capture_output=True,
+                          text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(console.ROOT),
+                                                                    "HOME": str(tmp_path), "DECODE_LAB_OUT": "~/there"})
+    assert done.stdout.split() == [str(tmp_path / "there")] and (tmp_path / "there").is_dir(), done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full and a shell")

@@ -98,6 +98,22 @@ def test_what_does_not_exist_is_one_sentence(lab, argv, words):
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize("argv", [
+    ["doctor", "L"], ["clean", "L"], ["fetch", "L"], ["fetch", "a/L"], ["gpu", "L"], ["gpu", "--device", "L"],
+    ["gpu", "--device", "cpu", "--out", "/L"], ["ngram", "build", "L", "--out", "x"], ["ngram", "info", "L"],
+    ["ngram", "build", "here", "--out", "x", "--tokenizer", "L"], ["chat", "--target", "L"],
+    ["chat", "--target", "a/L"], ["chat", "--target", "L.gguf"], ["chat", "--target", "/L"],
+    ["chat", "--target", "toy:L"], ["chat", "--device", "L"], ["chat", "--target", "toy", "--table", "L"]],
+    ids=" ".join)
+def test_a_word_of_thousands_of_characters_is_one_short_sentence(argv, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        runner.entry([__file__ if word == "here" else word.replace("L", "9" * 5000) for word in argv])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1 and len(err) < 600
+    assert "characters)" in err and not list(tmp_path.iterdir())
+
+
 def test_a_failing_demo_does_not_stop_the_rest(lab, capfd):
     assert runner.main(["run", "all"]) == 1
     out, err = capfd.readouterr()

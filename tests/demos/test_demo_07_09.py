@@ -17,7 +17,7 @@ from hw_specs import chip
 from lab import toy
 from lab.toy.transformer import generate_batch
 from llm_math import best_gamma, cascade_cost, expected_tokens, model, verify_time
-from records import claims, observation, table, whole_table
+from records import claims, numbers, observation, table, whole_table
 
 SAMPLERS, DEPTH, CASCADE = (ROOT / "lab" / name for name in (
     "07_sampler_matching.py", "08_draft_depth.py", "09_cascade.py"))
@@ -294,7 +294,7 @@ def test_08_an_edit_changes_the_conclusion(no_figures):
     made = run(DEPTH, "--overhead-draft-ms", 5, "--batches", 1, "--requests", 2, "--new-tokens", 16)
     for part in ("other-length-costs", "never-slower"):
         assert not observation(made, part)["holds"], part
-    assert "In 3 of 3 cases" in observation(made, "never-slower")["text"]
+    assert numbers(observation(made, "never-slower")["text"]).count(3) == 2, "in 3 of 3 cases"
     assert observation(record(DEPTH), "never-slower")["holds"]
     rows = {row["policy"]: row for row in table(made, "speed-batch-1")}
     assert rows["plain"]["easy"] == rows["best fixed"]["easy"] == 1
@@ -357,7 +357,7 @@ def test_09_steps_and_speedups_told_by_hand():
         assert [row["small"], row["middle"]] == pytest.approx(pairs)
         assert row["gain"] == pytest.approx(row["cascade"] / max(pairs))
     pays = observation(made, "beats-pairs")
-    assert pays["holds"] and f"in {sum(row['gain'] > 1.005 for row in rows)} of these 5 cases" in pays["text"]
+    assert pays["holds"] and {sum(row["gain"] > 1.005 for row in rows), 5} <= set(numbers(pays["text"]))
 
 
 @functools.cache
@@ -425,7 +425,7 @@ def test_09_the_columns_belong_together():
     right, wrong = table(made, "sampled")[1:]
     assert right["TV"] <= right["chance, 99.9%"] and wrong["TV"] > wrong["chance, 99.9%"]
     gain = best["cascade"] / max(best["small"], best["middle"])
-    assert f"the cascade is {gain:.2f} times as fast" in observation(made, "gain-greedy")["text"]
+    assert round(gain, 2) in numbers(observation(made, "gain-greedy")["text"])
     for part in ("middle-q-right", "small-q-wrong", "same-text", "not-independent"):
         assert observation(made, part)["holds"]
 

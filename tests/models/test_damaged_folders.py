@@ -90,6 +90,25 @@ def test_a_folder_without_a_tokenizer(folder):
     assert str(folder) in refused(folder)
 
 
+def test_a_message_with_a_token_that_the_model_has_no_row_for_is_named(folder):
+    """As Gemma 3 1B's tokenizer has one id more than the model has rows; without the token all is well."""
+    codec = small.tokenizer(["a b c"])
+    codec.add_tokens(["<image>"], special_tokens=True)
+    n = len(codec) - 1
+    changed(folder, vocab_size=n)
+    from transformers import LlamaConfig, LlamaForCausalLM
+    LlamaForCausalLM(LlamaConfig(**json.loads((folder / "config.json").read_text()))).save_pretrained(folder)
+    codec.save_pretrained(folder)
+    decoder = loading.load(str(folder))
+    for template in (None, "{{ messages[0].content }}"):
+        decoder.hf_tokenizer.chat_template = template
+        with pytest.raises(BadInput) as error:
+            decoder.chat("what is <image> here?")
+        words = "what is <image> here?", "'<image>'", f"id {n}", f"0 to {n - 1}"
+        assert all(word in str(error.value) for word in words)
+        assert max(decoder.chat("what is here?")) < n
+
+
 def test_code_of_a_folders_own_is_neither_run_nor_asked_about(folder, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody may be asked"))
     changed(folder, model_type="odd", auto_map={"AutoConfig": "odd.Config", "AutoModelForCausalLM": "odd.Model"})
