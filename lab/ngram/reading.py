@@ -97,7 +97,8 @@ def read_table(path: Path, contexts) -> TableReadings:
                                      expected_pages(table, len(lookups)) if file == "mmap" else None,
                                      (disk.io_use() - before).bytes_read))
             order, nbytes = table.order, table.nbytes
-    return TableReadings(order, nbytes, *found, scattered_read_seconds(nbytes))
+    cold, warm, in_memory = found
+    return TableReadings(order, nbytes, cold, warm, in_memory, scattered_read_seconds(nbytes))
 
 
 def scattered_read_seconds(nbytes: int, n: int = 2000, seed: int = 0) -> float:
