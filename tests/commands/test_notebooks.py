@@ -115,6 +115,7 @@ TINY = '''
 '''
 
 
+@pytest.mark.slow
 def test_a_notebook_is_the_same_each_time_and_shows_what_the_demo_does(write_demo, tmp_path, monkeypatch):
     demo = write_demo(TINY, "97_tiny.py")
     monkeypatch.setattr(notebooks, "FOLDER", tmp_path / "notebooks")
@@ -140,6 +141,7 @@ def test_a_notebook_is_the_same_each_time_and_shows_what_the_demo_does(write_dem
     assert "A table" in cells[4].outputs[1].data["text/plain"]
 
 
+@pytest.mark.slow
 def test_a_failing_cell_leaves_the_old_notebook(write_demo, tmp_path, monkeypatch):
     from nbclient.exceptions import CellExecutionError
 

@@ -24,6 +24,7 @@ from lab.measure.scripted import FakeDecoder, ProtocolError, table_logits
 from lab.models.kept_prefix import KeptPrefix
 from lab.models.pending import check_settled
 from lab.toy.transformer import Config, TransformerLM, config_like, init_params, truncate
+from marks import few
 from minimal import MinimalDecoder, MinimalDrafter
 
 # -- decoders --------------------------------------------------------------------------------------------------
@@ -266,6 +267,18 @@ POLICIES = {
     "cost-aware": PolicyCase(lambda **k: CostAware(CURVE, 0.05, **k), {"gamma_max": 0}),
     "oracle": PolicyCase(lambda **k: Oracle([3, 0, 1, 5, 2, 0, 4] * 4, CURVE, **k), {"gamma_max": 0}),
 }
+
+
+# Left to make test, because make check has others like them.
+SLOW = {"Qwen3", "GPT-NeoX", "LFM3", "GPT-Neo", "Mistral", "Llama, first layers", "LFM3, first layers",
+        "Llama, rounded", "toy, a head each", "toy, remembered", "minimal, kept prefix", "scripted, kept prefix",
+        "n-gram tiers, priced", "sampled chain as a tree", "cascade with prompt lookup", "cascade with suffix lookup",
+        "cascade with a minimal drafter"}
+
+
+def names(cases) -> list:
+    """The names of cases as parameters of a suite."""
+    return few(cases, cases.keys() - SLOW)
 
 
 def logits_like(name, target_logits, vocab_size, seed):

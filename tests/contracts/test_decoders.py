@@ -9,10 +9,10 @@ import pytest
 from decode_lab import autoregressive_generate, prefill, speculative_generate, tree_generate
 from lab.drafters.lookup import PromptLookup
 from lab.measure.scripted import ScriptedDrafter, tree
-from registry import DECODERS
+from registry import DECODERS, names
 
 
-@pytest.fixture(params=DECODERS)
+@pytest.fixture(params=names(DECODERS))
 def case(request):
     return DECODERS[request.param]
 

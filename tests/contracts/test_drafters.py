@@ -11,12 +11,12 @@ from lab.drafters.lookup import SuffixLookup
 from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import Counted, FakeDecoder, ScriptedDrafter, one_hot, random_decoder, table_logits
 from minimal import MinimalDecoder, MinimalDrafter
-from registry import DRAFTERS, logits_like
+from registry import DRAFTERS, logits_like, names
 
 V, PROMPT = 6, [2, 3, 2, 1, 2, 3]
 
 
-@pytest.fixture(params=DRAFTERS)
+@pytest.fixture(params=names(DRAFTERS))
 def kind(request):
     return request.param
 
@@ -187,6 +187,7 @@ def test_gamma_is_the_deepest_it_may_go(kind):
 # -- drafts of the target itself, and wrong ones ---------------------------------------------------------------
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.slow
 def test_a_draft_that_is_the_target_is_always_accepted(kind, temperature):
     """200 rounds, and the draft's cache neither starves nor runs ahead."""
     case = DRAFTERS[kind]

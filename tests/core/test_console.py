@@ -147,6 +147,7 @@ def test_bad_input_of_a_script_exits_2_with_one_line(tiny, script, tmp_path, fla
         assert done.stdout == b""
 
 
+@pytest.mark.slow
 def test_a_crash_and_an_interrupt_leave_no_record(tiny, script, tmp_path):
     record = tmp_path / "record.json"
     done = script(tiny, "--mode", "crash", "--json", record)
@@ -263,6 +264,7 @@ def test_the_folder_for_output_may_be_named_from_home(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full and a shell")
+@pytest.mark.slow
 def test_a_closed_or_full_stdout_is_no_traceback(tiny):
     import subprocess
 
@@ -478,6 +480,7 @@ def test_the_narrative_stands_between_the_outputs(tiny, capsys):
     assert "\n\n\n" not in out
 
 
+@pytest.mark.slow
 def test_the_narrative_does_not_depend_on_how_the_path_is_written(tiny, script):
     whole = script(tiny).stdout
     for name in ("99_tiny.py", "./99_tiny.py", f"../{tiny.parent.name}/99_tiny.py"):
@@ -521,6 +524,7 @@ def test_figures_need_no_display(write_demo, monkeypatch, tmp_path, capsys):
     assert "Figure: two panels (out/98-1.png)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_figures_of_tests_leave_those_of_the_project_alone(write_demo, script, tmp_path):
     assert not console.OUT.is_relative_to(console.ROOT)
     done = script(write_demo(FIGURES, "98_figures.py"), "--json", tmp_path / "record.json")

@@ -83,6 +83,7 @@ def test_chips_cannot_be_changed_by_accident():
         hw_specs.H100.bandwidth = 1.0
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured():
     found = measure_this_machine(0.1)
     assert isinstance(found, hw_specs.Chip) and found.default_dtype == "fp32"

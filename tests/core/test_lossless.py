@@ -70,6 +70,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 @pytest.mark.parametrize("kind", GREEDY)
+@pytest.mark.slow
 def test_greedy_output_equals_plain_decoding(kind, penalty):
     sampler = Sampler(repetition_penalty=penalty)
     accepted = 0

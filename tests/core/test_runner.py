@@ -129,6 +129,7 @@ def test_a_failing_demo_does_not_stop_the_rest(lab, capfd):
     assert "Does not hold: A reading is high. (01, a reading of this machine)" in summary
 
 
+@pytest.mark.slow
 def test_flags_go_to_the_demo_and_an_observation_that_does_not_hold_is_no_failure(lab, capfd, tmp_path):
     path = tmp_path / "record.json"
     assert runner.main(["run", "1", "--batch", "3", "--json", str(path)]) == 0
@@ -160,6 +161,7 @@ def test_a_record_in_the_home_folder(lab, tmp_path, monkeypatch, capfd):
     assert json.loads((tmp_path / "record.json").read_text())["demo"] == "01"
 
 
+@pytest.mark.slow
 def test_a_flag_goes_to_the_demos_that_know_it(lab, write_demo, capfd):
     source = GOOD.replace("batch: Count = 1", "deep_tree: bool = True\n        batch: Count = 1")
     write_demo(source, "05_more.py")

@@ -19,6 +19,7 @@ from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import FakeDecoder, ScriptedDrafter, chain, from_text, random_decoder, script, tree
 from llm_math import cascade_cost
 from loops import PROMPT, TEXT, V
+from marks import few
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -255,6 +256,7 @@ def test_a_draft_has_the_middles_law_and_reports_it(kind, sampling, middle_sampl
 
 
 @pytest.mark.parametrize("kind, sampling, middle_sampler", CASES)
+@pytest.mark.slow
 def test_a_run_has_the_targets_law(kind, sampling, middle_sampler):
     """Every path through the loop, to three new tokens."""
     prompt, sampler, (target, middle, small) = [0, 1, 0], SAMPLERS[sampling], three()
@@ -268,7 +270,7 @@ def test_a_run_has_the_targets_law(kind, sampling, middle_sampler):
 
 
 @pytest.mark.parametrize("eos", [(), (0,)])
-@pytest.mark.parametrize("kind", ["model", "suffix lookup"])
+@pytest.mark.parametrize("kind", few(["model", "suffix lookup"], {"suffix lookup"}))
 def test_a_run_with_two_inner_drafts_and_an_end_has_the_targets_law(kind, eos):
     prompt, sampler, (target, middle, small) = [0, 1, 0], Sampler(0.8, top_k=2), three()
     drafter = CascadeDrafter(middle, INNER[kind](small), 2)
@@ -282,6 +284,7 @@ def test_a_run_with_two_inner_drafts_and_an_end_has_the_targets_law(kind, eos):
 
 @pytest.mark.parametrize("sizes", [*permutations((2, 3, 4)), (3, 2, 3), (2, 3, 2)])
 @pytest.mark.parametrize("kind", ["model", "n-grams", "cascade"])
+@pytest.mark.slow
 def test_vocabularies_padded_differently(kind, sizes):
     """Of target, middle and small: an id that one lacks is neither drawn by it nor shown to it, and bends nothing."""
     prompt, sampler, (target, middle, small) = [0, 1, 0], Sampler(0.9, repetition_penalty=1.2), three(sizes, "t")
@@ -429,7 +432,7 @@ def first(target):
     return LayerDraft(target, range(2))
 
 
-@pytest.mark.parametrize("case", REAL)
+@pytest.mark.parametrize("case", few(REAL, {"layers and a lookup"}))
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
 def test_real_models(folders, kind, case):
     """Layers of the target on its own cache, and models with one of their own, with attention and with states."""

@@ -116,6 +116,7 @@ MODELS = {
                                                  (Sampler(1.0, top_k=2, repetition_penalty=1.3), 4, ())])
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", BRIEF)
+@pytest.mark.slow
 def test_with_every_policy_sampled_output_has_the_targets_distribution(name, kind, sampler, n_new, eos):
     policy, asked = BRIEF[name](), set()
 

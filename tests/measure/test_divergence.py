@@ -43,6 +43,7 @@ class OffByOne(HFDecoder):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_a_position_that_is_off_by_one_is_a_bug(dtype):
     """In 16 bits, too: most texts of the broken decoder differ by more than its honest paths do."""
     model = build("Llama").to(dtype)
@@ -60,6 +61,7 @@ def test_a_position_that_is_off_by_one_is_a_bug(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_what_a_right_decoder_writes_is_explained(dtype):
     model = build("Llama").to(dtype)
     decoder, differ = HFDecoder(model), 0

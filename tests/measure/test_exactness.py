@@ -50,6 +50,7 @@ def test_impossible_tokens_and_no_tokens_have_a_distance_without_a_warning():
     assert tv.tolist() == chi_square.tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_misreporting_drafter_changes_what_is_reported_and_not_what_is_drawn():
     right, wrong = ModelDrafter(Table(Q)), Misreporting(ModelDrafter(Table(Q)), P)
     for drafter in (right, wrong):

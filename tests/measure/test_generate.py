@@ -20,6 +20,8 @@ from lab.models import finding
 from lab.models.decoder import HFDecoder
 from lab.models.layers import LayerDraft
 
+pytestmark = pytest.mark.slow
+
 V = 97
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48,
              max_position_embeddings=96, bos_token_id=1, eos_token_id=2)
@@ -113,6 +115,7 @@ def test_a_draft_changes_nothing_but_the_forwards(copier, twin, way, n_new):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
 def test_drafts_on_text_without_repetition(decoder, way):
     prompt, other = tokens(9, seed=3), HFDecoder(llama(seed=8), name="other")
     ours, _ = autoregressive_generate(decoder, prompt, 40)
@@ -156,6 +159,7 @@ DRAFTERS = {"lookup": lambda twin: PromptLookup(), "suffixes": lambda twin: Suff
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.slow
 def test_a_drafter_makes_the_rounds_it_makes_in_our_loop(copier, decoder, twin, name):
     """On a model whose text repeats and on one whose text does not, to the budget and to the end of the context."""
     for target in (copier, decoder):

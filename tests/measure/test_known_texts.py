@@ -141,6 +141,7 @@ def test_a_prompt_that_goes_on_from_the_text_sends_what_is_new(tree):
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Lfm2", "Lfm3", "Mistral"])
+@pytest.mark.slow
 def test_real_models_go_back_as_far_as_they_can(kind):
     torch = pytest.importorskip("torch")
     import test_hf_classes as classes

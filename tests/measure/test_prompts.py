@@ -21,6 +21,7 @@ def test_every_keeps_kind_and_order():
     assert len(pairs) == sum(map(len, prompts.PROMPTS.values()))
 
 
+@pytest.mark.slow
 def test_lengths_in_tokens_of_the_default_target():
     pytest.importorskip("torch")
     from lab.models import finding

@@ -13,12 +13,12 @@ from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.scripted import from_text
 from lab.models import admission
 from lab.models.decoder import HFDecoder
+from marks import few
 from model_classes import AS_PATHS, CLASSES, REFUSED, V, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SLOW = {"Gemma 3n", "Gemma 3n shared keys"}                     # by their size of code
-RIGHT = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-         for name in CLASSES if name not in REFUSED]
+RIGHT = few([name for name in CLASSES if name not in REFUSED],
+              {"Llama", "LFM2", "GPT-Neo", "Mixtral"})
 LENGTHS = (1, 3, 5, 6, 7, 13)                                   # around windows of 6 and kernels of 4
 PARENTS = [-1, 0, 0, 1, 2, 4, -1]
 

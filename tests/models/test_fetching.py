@@ -289,6 +289,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("name", ["neox", "llama", "qwen", "lfm2", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_a_drawn_model_decodes(small, name, dtype, tmp_path):
     state = torch.random.get_rng_state()
     one, two, other = (random_weights.random_model(name, dtype=dtype, seed=seed) for seed in (1, 1, 2))

@@ -34,6 +34,7 @@ from lab.measure import timing
 from lab.models import finding, loading, versions
 from lab.models.decoder import HFDecoder
 from llm_math import from_hf_config
+from marks import few
 
 torch.set_num_threads(1)
 
@@ -62,12 +63,12 @@ def build(kind: str):
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=["llama", "neox", "mistral"])
+@pytest.fixture(scope="module", params=few(["llama", "neox", "mistral"], {"llama"}))
 def model(request):
     return build(request.param)
 
 
-@pytest.fixture(scope="module", params=["llama", "neox"])
+@pytest.fixture(scope="module", params=few(["llama", "neox"], {"llama"}))
 def tree_model(request):
     return build(request.param)
 
@@ -340,6 +341,7 @@ def test_a_transformers_that_is_too_old_is_one_sentence(version, old):
     assert isinstance(error.value, ImportError) and error.value.name == "transformers >= 5.18"  # as `doctor` says it
 
 
+@pytest.mark.slow
 def test_the_version_is_checked_before_transformers_is_imported(tmp_path, script):
     """A demo that finds an old one ends in that sentence, whatever importing it would do."""
     (tmp_path / "transformers").mkdir()
@@ -449,6 +451,7 @@ def test_step_times_are_positive_and_leave_the_context():
     assert times.shape == (3, 3) and (times > 0).all() and decoder.cache.lengths() == [10] * 3
 
 
+@pytest.mark.slow
 def test_read_bandwidth_of_a_device():
     assert timing.read_bandwidth(torch.device("cpu"), 0.01) > 0
 

@@ -18,6 +18,8 @@ from lab.measure.enumeration import exact, outcomes, same_distribution
 from lab.measure.scripted import chain, tree
 from lab.models.decoder import HFDecoder
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 V, N_NEW, CLEAR = 50, 4, 1e-3

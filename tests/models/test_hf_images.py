@@ -26,6 +26,8 @@ from lab.models import loading
 from lab.models.decoder import HFDecoder
 from lab.models.kept_prefix import KeptPrefix
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 if not hasattr(transformers, "Lfm3VlForConditionalGeneration"):
     pytest.skip(f"transformers {transformers.__version__} has no LFM3-VL", allow_module_level=True)

@@ -11,7 +11,7 @@ from lab.models.decoder import HFDecoder
 from lab.models.layer_search import search_layers
 from layered import CLASSES, N, build, layer_list, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=CLASSES)

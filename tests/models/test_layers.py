@@ -17,6 +17,7 @@ from lab.models.decoder import HFDecoder
 from lab.models.layer_search import search_layers
 from lab.models.layers import LayerDraft, why_no_layers
 from layered import CLASSES, N, build, close, direct, layer_list, tokens
+from marks import few
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SUBSETS = [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 2, 4)]
 
 
-@pytest.fixture(scope="module", params=CLASSES)
+@pytest.fixture(scope="module", params=few(CLASSES, {"llama"}))
 def target(request):
     return HFDecoder(build(request.param), name=request.param)
 
@@ -175,6 +176,7 @@ def test_a_buffer_that_is_full_is_not_the_target_s_to_grow(target):
 
 # -- drafting ------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_all_layers_are_accepted_for_200_rounds(target):
     """And drafting recomputes nothing: a forward per drafted token, of one token, but for the first of a run."""
     rounds, draft, sent = 200 if target.name in ("llama", "lfm2") else 40, LayerDraft(target, range(N)), []
@@ -316,11 +318,7 @@ OTHERS = ["GPT-2", "GPT-Neo", "GPT-J", "CodeGen", "GPTBigCode", "OPT", "BLOOM", 
           "ModernBERT decoder", "XGLM"]
 
 
-QUICK = {"GPT-2", "GPT-Neo", "MPT", "Falcon ALiBi", "Mixtral", "Gemma 3"}
-
-
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-                                  for name in OTHERS])
+@pytest.mark.parametrize("name", few(OTHERS, {"GPT-2", "Mixtral"}))
 def test_layers_draft_wherever_a_class_keeps_its_list_of_them(name):
     """All of them draft what the target says, and what a search keeps changes no text."""
     target = HFDecoder(model_classes.build(name), name=name)

@@ -12,6 +12,8 @@ from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.scripted import from_text
 from lab.models.decoder import HFDecoder
 
+pytestmark = pytest.mark.slow
+
 COMMON = dict(vocab_size=96, hidden_size=32, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
               pad_token_id=None)
 NEO = ("GPTNeo", dict(COMMON, num_layers=4, num_heads=4, attention_types=[[["global", "local"], 2]], window_size=6))

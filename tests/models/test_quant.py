@@ -42,6 +42,7 @@ def test_every_weight_is_within_half_a_step_and_no_code_is_out_of_range(weight, 
 
 @settings(deadline=None, max_examples=100)
 @given(st.data(), schemes, st.integers(1, 12), st.integers(1, 4))
+@pytest.mark.slow
 def test_values_that_the_codes_can_express_come_back_exactly(data, scheme, n_in, n_out):
     """Codes times float16 scales, with the largest code in each group (else the scale is another one)."""
     groups, group = scheme.n_groups(n_in), scheme.group or n_in

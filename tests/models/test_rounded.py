@@ -77,6 +77,7 @@ def test_bytes_of_a_step(tied, head):
     assert torch.equal(copy_of, model.get_input_embeddings().weight)
 
 
+@pytest.mark.slow
 def test_a_quantized_copy_drafts_with_its_own_cache(target):
     draft = quantized(target, "int8")
     prompt = tokens(11)
@@ -88,6 +89,7 @@ def test_a_quantized_copy_drafts_with_its_own_cache(target):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int4-g64", "int4"])
+@pytest.mark.slow
 def test_integer_kernels_compute_what_the_rounded_weights_do(scheme, dtype):
     torch.manual_seed(1)
     sizes = dict(GQA, hidden_size=64, intermediate_size=640, vocab_size=96)  # more than one part of 256 channels

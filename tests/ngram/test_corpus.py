@@ -217,6 +217,7 @@ def test_a_line_above_the_limit_is_left_out_and_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("make", ["text", "line", "many blocks"])
+@pytest.mark.slow
 def test_memory_stays_small_whatever_the_file_holds(tmp_path, make):
     """64 MB of text from a few KB: one line of plain text, one JSON string above the limit, and lines."""
     size = 1 << 26

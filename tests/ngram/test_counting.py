@@ -72,6 +72,7 @@ def corpora(draw):
 @settings(max_examples=150, deadline=None)
 @given(corpora(), st.sampled_from([2, 3, 4]), st.sampled_from([1, 2, 5]), st.sampled_from([TINY, 2_000, 10**6]),
        st.sampled_from([1, 3]), st.sampled_from([1, 3, 8192]))
+@pytest.mark.slow
 def test_counts_are_those_of_a_counter(tmp_path_factory, corpus, order, top_k, memory, threads, samples):
     chunks, tokens, vocab_size = corpus
     right = expected(tokens, order, top_k)
@@ -87,6 +88,7 @@ def test_counts_are_those_of_a_counter(tmp_path_factory, corpus, order, top_k, m
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])
+@pytest.mark.slow
 def test_a_table_has_the_same_bytes_whatever_the_chunks_memory_and_threads(tmp_path, order):
     rng = np.random.default_rng(order)
     tokens = array(rng.zipf(1.3, 700) % 30)

@@ -231,6 +231,7 @@ def process(*argv, **options):
                             env={**os.environ, "PYTHONIOENCODING": "utf-8"}, **options)
 
 
+@pytest.mark.slow
 def test_the_exit_status_of_verify(table):
     sound = process("verify", table)
     out, err = sound.communicate(timeout=60)

@@ -259,6 +259,7 @@ def test_only_what_is_read_is_checked(tmp_path, io, order):
 
 @pytest.mark.parametrize("io", IO)
 @pytest.mark.parametrize("batch", (False, True))
+@pytest.mark.slow
 def test_damaged_keys_never_give_a_wrong_answer(tmp_path, io, batch):
     """Wherever damaged keys lead a search, its answer is right or refused, and the keys of other pages are found."""
     path, vocab_size = tmp_path / "t.ngram", 64

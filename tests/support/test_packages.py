@@ -46,6 +46,7 @@ sys.meta_path.insert(0, Blocked())
 
 @pytest.mark.parametrize("argv", [["run", "14"], ["run", "18"], ["gpu"], ["chat", "--text", "hi"],
                                   ["chat", "--target", "random:pythia-70m", "--text", "hi"]], ids=" ".join)
+@pytest.mark.slow
 def test_without_torch_a_real_target_ends_in_one_sentence_that_names_the_extra(no_torch, argv):
     done = without(no_torch, *argv)
     lines = done.stderr.splitlines()
@@ -99,6 +100,7 @@ def installed(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_an_installed_copy_leaves_its_files_in_the_current_folder(installed, no_torch, tmp_path):
     here = tmp_path / "here"
     here.mkdir()

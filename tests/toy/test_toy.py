@@ -56,6 +56,7 @@ def test_tokenizer_round_trip_on_held_out_text(kind):
     assert len(text) / len(ids) > 2
 
 
+@pytest.mark.slow
 def test_the_log_tells_each_model_to_its_end_and_agrees_with_the_weights():
     for name in toy.NAMES:
         last = LOGS[name][-1]
@@ -68,6 +69,7 @@ def test_the_log_tells_each_model_to_its_end_and_agrees_with_the_weights():
         assert held_out_loss(toy.load("large"), kind) == pytest.approx(LOGS["large"][-1][f"held_{kind}"], abs=0.3)
 
 
+@pytest.mark.slow
 def test_bigger_models_predict_held_out_text_better_and_random_ones_do_not():
     for kind in ("code", "prose"):
         loss = [held_out_loss(toy.load(name), kind) for name in ("small", "medium", "large")]
@@ -77,6 +79,7 @@ def test_bigger_models_predict_held_out_text_better_and_random_ones_do_not():
     assert held_out_loss(random, "code") > np.log(lm.vocab_size) - 0.5
 
 
+@pytest.mark.slow
 def test_truncation_is_better_where_it_was_trained(train):
     from lab.toy.transformer import config_like, truncate
     for k in (1, 2, 3):
@@ -85,6 +88,7 @@ def test_truncation_is_better_where_it_was_trained(train):
         assert held_out_loss(trained, "code") < held_out_loss(plain, "code") - 0.5
 
 
+@pytest.mark.slow
 def test_held_out_text_is_never_trained_on(train):
     documents, held = train.read_text()
     for kind in ("code", "prose"):
