@@ -174,7 +174,7 @@ print_table("why", ["method", "nodes by level", *columns], [why_row(*x) for x in
 # - *drafting*: what the draft takes. Predicted: c times the forwards that the draft model makes.
 # - *verify ratio*: what sending all drafted tokens and one more takes.
 #
-# Each run stands between two of plain decoding. The speedup is the median, beside its quartiles.
+# Each run stands between two of plain decoding; the speedup is the median, beside its quartiles.
 
 # %%
 columns = ["drafting", "predicted verify ratio", "measured verify ratio", "predicted speedup",
@@ -187,7 +187,8 @@ observe("predicted-close", "{x} of {n} speedups are predicted within 20%.", n=le
         not_judged=COSTS.not_judged or not_judged(ROWS))
 best = max((row for row in ROWS if METHODS[row.method].draft), key=lambda row: row.speedup)
 observe("best-model", "The fastest draft model, {m}, reaches {x:.2f} of plain decoding's speed.",
-        m=best.method, value=best.speedup, at_least=1, measured=True, not_judged=undecided(best, 1))
+        m=best.method, value=best.speedup, at_least=1, measured=True,
+        not_judged=not_judged(ROWS) or undecided(best, 1))
 
 # %% [markdown]
 # ## 3. Is it the same text?
@@ -233,8 +234,7 @@ observe("explained", "Of {m} texts {n} differ, {x} by more than rounding explain
 #
 # - *TV*: half the sum of the differences between the shares counted and the probabilities.
 # - *chi-square*: the sum of (counted - expected)^2 / expected.
-#
-# Chance makes both larger than 0; the last row says how large, in all but 1 of 10,000 samplings.
+# - chance makes both larger than 0: the last row says how large, in all but 1 of 10,000 samplings.
 
 # %%
 FIRST = FirstTokens(target, ids_of(PROMPTS["open"][:1])[0],
