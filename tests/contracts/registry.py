@@ -97,6 +97,7 @@ def real(name, limit=64):
 
 
 def real_case(name):
+    from model_classes import AS_PATHS
     return DecoderCase(lambda: real(name), limit=lambda: real(name, 12), as_paths=name in AS_PATHS)
 
 
@@ -145,9 +146,6 @@ def rounded(name, limit=64):
     decoder = quantized(real(name), "int8")
     decoder.max_length = limit
     return decoder
-
-
-AS_PATHS = "LFM2", "LFM3", "GPT-Neo", "Mistral"
 
 
 def real_cases():
