@@ -51,14 +51,15 @@ def table_of_records(pattern: str) -> str:
     return "\n\n".join("\n".join("| " + " | ".join(row) + " |" for row in table) for table in tables)
 
 
-READINGS = ("read bandwidth", "ceiling, tokens/s", "plain decoding, tokens/s", "share of the ceiling")
 COSTS = (5, 9, 33)  # tokens sent in one forward
 
 
 def _of_14(record: dict) -> list[str]:
-    readings = dict(_table(record, "plain")["rows"])
-    over_one = {row["n"]: row["over one"] for row in _rows(record, "forward-times")}
-    return [*[readings[name] for name in READINGS], *[f"{over_one[n]:.2f}" if n in over_one else "-" for n in COSTS]]
+    plain, = _rows(record, "plain")
+    reading, tpot = plain["reading, ms"], plain["TPOT, ms"]
+    ratio = {row["tokens"]: f"{row['verify ratio']:.2f}" for row in _rows(record, "forward-times")}
+    return [f"{plain['GB read a second']:.1f}", f"{1e3 / reading:.1f}", f"{1e3 / tpot:.1f}", f"{reading / tpot:.0%}",
+            *[ratio.get(n, "-") for n in COSTS]]
 
 
 def _of_15(record: dict) -> list[str]:
@@ -75,7 +76,8 @@ def _of_20(record: dict) -> list[str]:
 
 
 # demo: (what its table shows of a record, beside GPU, target and dtype; the function that reads it)
-SUMMARIES = {"14": ([*READINGS, *[f"{n} tokens over one" for n in COSTS]], _of_14),
+SUMMARIES = {"14": (["GB read a second", "ceiling, tokens/s", "plain decoding, tokens/s", "share of the ceiling",
+                 *[f"verify ratio, {n} tokens" for n in COSTS]], _of_14),
              "15": (["best speedup", "c of drafts"], _of_15),
              "20": (["plain decoding, tokens/s", "transformers' `generate`, tokens/s"], _of_20)}
 

@@ -40,13 +40,11 @@ def test_a_record_makes_a_row_and_none_makes_nothing(monkeypatch, tmp_path):
     text = "before\n<!-- records: results/*.json -->\nold\n<!-- end -->\nafter\n"
     assert readme.refreshed(text) == "before\n<!-- records: results/*.json -->\n<!-- end -->\nafter\n"
     (tmp_path / "results").mkdir()
-    readings = [["loading the model", "3 s"], ["read bandwidth", "4.40 TB/s"], ["ceiling, tokens/s", "792.0"],
-                ["plain decoding, tokens/s", "61.5"], ["share of the ceiling", "8%"]]
     said = {"target": "smollm2-135m", "random_weights": "pythia-2.8b", "dtype": "bfloat16"}
-    plain = {"id": "plain", "columns": ["reading", "value"], "rows": readings}
+    plain = {"id": "plain", "columns": ["GB read a second", "reading, ms", "TPOT, ms"], "rows": [[4400.0, 1.25, 16.0]]}
     record = {"demo": "14", "assumptions": said, "host": {"cpu": "a CPU", "gpu": "NVIDIA H200"},
               "tables": [plain,
-                         {"id": "forward-times", "columns": ["n", "median", "over one"],
+                         {"id": "forward-times", "columns": ["tokens", "measured, ms", "verify ratio"],
                           "rows": [[1, 0.1, 1.0], [5, 0.1, 1.016], [9, 0.1, 1.5]]}]}
     (tmp_path / "results" / "b.json").write_text(json.dumps(record))
     record |= {"assumptions": {**said, "random_weights": "", "dtype": "float32"}, "host": {"cpu": "a CPU"}}
@@ -55,9 +53,9 @@ def test_a_record_makes_a_row_and_none_makes_nothing(monkeypatch, tmp_path):
     shown = readme.refreshed(text)
     lines = shown.splitlines()
     assert lines[0] == "before" and lines[-1] == "after" and len(lines) == 8
-    assert lines[4] == ("| [a CPU](results/a.json) | smollm2-135m | float32 | 4.40 TB/s | 792.0 | 61.5 | 8% "
+    assert lines[4] == ("| [a CPU](results/a.json) | smollm2-135m | float32 | 4400.0 | 800.0 | 62.5 | 8% "
                         "| 1.02 | 1.50 | - |")
-    assert lines[5].startswith("| [NVIDIA H200](results/b.json) | pythia-2.8b, random weights | bfloat16 | 4.40 TB/s |")
+    assert lines[5].startswith("| [NVIDIA H200](results/b.json) | pythia-2.8b, random weights | bfloat16 | 4400.0 |")
     assert readme.refreshed(shown) == shown
 
 
@@ -115,6 +113,6 @@ def test_records_of_both_demos_make_two_tables(monkeypatch, tmp_path):
 
 def test_the_readings_are_those_that_demo_14_shows():
     source = (console.ROOT / "lab" / "14_real_ceiling.py").read_text(encoding="utf-8")
-    for words in (*[f'["{name}", ' for name in readme.READINGS], 'print_table("plain"', '"over one"',
-                  'print_table("forward-times"'):
+    for words in ('"GB read a second"', '"reading, ms"', '"TPOT, ms"', 'print_table("plain"', '"verify ratio"',
+                  '["tokens", ', 'print_table("forward-times"'):
         assert words in source, words
