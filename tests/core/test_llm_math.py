@@ -24,7 +24,6 @@ from llm_math import (
     element_bytes,
     expected_tokens,
     extra_arithmetic,
-    fit_step_time,
     from_hf_config,
     max_batch,
     model,
@@ -458,72 +457,6 @@ def test_best_round_is_none_where_it_does_not_pay():
     assert best_round(LLAMA31_8B, LLAMA32_1B, H100, 4096, 0, 0.8) == (0, None)
     crowded, alone = (best_round(LLAMA31_8B, LLAMA32_1B, H100, batch, 512, 0.8)[1] for batch in (512, 1))
     assert 1 < crowded.speedup < alone.speedup and crowded.verify_ratio > 1.3
-
-
-# ------------------------------------------------------------------------------------- the fit of a step time
-
-N = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 129])
-
-
-def curve(overhead, byte_time, flop_time, n=N):
-    return overhead + np.maximum(byte_time, flop_time * n)
-
-
-@settings(max_examples=40, deadline=None)
-@given(overhead=st.floats(1e-4, 1e-2), byte_time=st.floats(1e-3, 1e-1), knee=st.floats(4, 40))
-def test_the_fit_finds_a_curve_that_shows_both_parts(overhead, byte_time, knee):
-    fit = fit_step_time(N, curve(overhead, byte_time, byte_time / knee))
-    assert fit.separated and fit.worst < 1e-6
-    assert fit.overhead == pytest.approx(overhead, rel=1e-4, abs=1e-7)
-    assert fit.byte_time == pytest.approx(byte_time, rel=1e-4)
-    assert fit.knee == pytest.approx(knee, rel=1e-4)
-    assert fit.predict(1000) == pytest.approx(curve(overhead, byte_time, byte_time / knee, 1000), rel=1e-4)
-
-
-def test_the_fit_bears_noise_and_outliers():
-    rng = np.random.default_rng(1)
-    truth = curve(1e-3, 5e-3, 1e-4)
-    seconds = np.concatenate([truth * (1 + 0.02 * rng.standard_normal(N.size)) for _ in range(3)])
-    seconds[[3, 20]] *= 5
-    fit = fit_step_time(np.tile(N, 3), seconds)
-    assert fit.separated
-    assert np.all(np.abs(fit.predict(N) / truth - 1) < 0.05)
-    assert min(fit.overhead, fit.byte_time, fit.flop_time) >= 0
-    assert fit.residuals.shape == N.shape
-
-
-def test_a_flat_curve_gives_only_the_sum():
-    fit = fit_step_time(N, curve(1e-3, 5e-3, 1e-6))
-    assert not fit.separated and fit.flop_time == 0 and fit.knee == np.inf
-    assert fit.overhead + fit.byte_time == pytest.approx(6e-3) and "only as a sum" in fit.note
-    fit = fit_step_time(N, curve(1e-3, 5e-3, 1e-6), byte_time=5e-3)
-    assert fit.overhead == pytest.approx(1e-3) and fit.byte_time == 5e-3
-
-
-def test_a_curve_that_slopes_from_the_start_bounds_the_byte_time():
-    fit = fit_step_time(N, curve(1e-3, 1e-6, 1e-3))
-    assert not fit.separated and "at most" in fit.note
-    assert fit.overhead == pytest.approx(1e-3) and fit.flop_time == pytest.approx(1e-3)
-    assert fit.byte_time <= fit.flop_time * 1.001
-
-
-def test_a_known_byte_time_is_kept():
-    fit = fit_step_time(N, curve(1e-3, 5e-3, 1e-4), byte_time=5e-3)
-    assert fit.byte_time == 5e-3
-    assert (fit.overhead, fit.flop_time) == pytest.approx((1e-3, 1e-4))
-    fit = fit_step_time(N, curve(1e-3, 5e-3, 1e-4), byte_time=50e-3)
-    assert not fit.separated and "above the fastest reading" in fit.note
-
-
-@pytest.mark.parametrize("n, seconds, message", [
-    ([1, 2], [1, 2], "there are 2 different values of n"),
-    ([1, 2, 3], [1, 2], "3 values of n but 2 times"),
-    ([1, 2, 3], [1, 0, 2], "seconds is 0 but must be a number above 0"),
-    ([0, 2, 3], [1, 1, 2], "n is 0"),
-])
-def test_unusable_curves(n, seconds, message):
-    with pytest.raises(BadInput, match=message):
-        fit_step_time(n, seconds)
 
 
 def test_the_module_needs_nothing_heavier_than_numpy():
