@@ -135,7 +135,7 @@ CASES = sorted({(A.alpha_12, A.alpha_23), (0.6, 0.6), (0.6, 0.9), (0.9, 0.6), (0
 columns = ["alpha_12", "alpha_23", "small", "middle", "cascade", "gain", "inner", "gamma"]
 rows = [case_row(*case) for case in CASES]
 print_table("cascades", [*columns, "longest"], rows, formats=dict.fromkeys(columns[2:6], ".2f"),
-            title="Predicted speed, plain decoding's being 1, of the pairs and of the cascade."
+            title="Predicted speed (plain decoding: 1) where small, middle or both draft for large."
             " longest: a best length is the longest allowed")
 observe("beats-pairs", "If the acceptances were independent, the cascade would beat both pairs in"
         " {x} of these cases.", at_least=1, value=sum(bool(row[5] > 1.005) for row in rows))

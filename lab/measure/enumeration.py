@@ -88,8 +88,8 @@ def same_distribution(a, b, tolerance=1e-9):
 
 
 def loop_tv(model, drafter, n_new: int, gamma: int) -> float:
-    """Total variation between the n_new tokens that speculation writes behind token 0, drawn at temperature 1, and those
-    that the model writes alone; 0 is lossless.
+    """Total variation between the n_new tokens that speculation writes behind token 0 and those that the model writes
+    alone, both at temperature 1; 0 is lossless.
 
     model: a lab.measure.exactness.Table. Each text costs a run of the loop: only tiny vocabularies are possible.
     """

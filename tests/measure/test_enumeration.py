@@ -15,5 +15,5 @@ def test_a_right_drafter_leaves_the_distribution_as_it_is():
 
 
 def test_a_wrong_q_moves_it():
-    """First token: 0 is drawn with 0.9, said 0.7, kept with 5/7, else 1; 1 is drawn with 0.1 and kept. Then as the model."""
+    """Token 0 is drawn with 0.9, said to be with 0.7, kept with 5/7; 1 is drawn with 0.1 and kept."""
     assert loop_tv(Table(P), Misreporting(ModelDrafter(Table(Q)), R), 2, 1) == pytest.approx(0.9 * 5 / 7 - 0.5)
