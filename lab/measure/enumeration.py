@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from decode_lab import Sampler, speculative_generate
+
 
 class _Coin:
     """What `Paths.random` returns: a uniform number of which only `u < threshold` may be asked."""
@@ -83,3 +85,15 @@ def exact(logits, sampler, prompt, n_new, eos=()):
 def same_distribution(a, b, tolerance=1e-9):
     """The largest difference of two {outcome: probability} tables is below `tolerance`."""
     return max(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in a.keys() | b.keys()) < tolerance
+
+
+def loop_tv(model, drafter, n_new: int, gamma: int) -> float:
+    """Total variation between the n_new tokens that speculation writes behind token 0 and those that the model writes
+    alone, both at temperature 1; 0 is lossless.
+
+    model: a lab.measure.exactness.Table. Each text costs a run of the loop: only tiny vocabularies are possible.
+    """
+    def text(rng):
+        return tuple(speculative_generate(model, drafter, [0], n_new, gamma, 1.0, rng)[0][1:].tolist())
+    found, right = outcomes(text), exact(lambda history: model.logits[history[-1]], Sampler(1.0), [0], n_new)
+    return sum(abs(found.get(key, 0.0) - right.get(key, 0.0)) for key in found.keys() | right.keys()) / 2

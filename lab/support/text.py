@@ -89,3 +89,13 @@ def fmt_count(n: float) -> str:
     if abs(n) < 1000 and n == int(n):
         return str(int(n))
     return _scaled(n, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"), (1.0, "")])
+
+
+def fmt_sampler(sampler) -> str:
+    """A decode_lab.Sampler by what is on: "greedy", "T 1, no filter", "T 0.6, top-p 0.95, penalty 1.1"."""
+    settings = {"top-k": (sampler.top_k, 0), "top-p": (sampler.top_p, 1), "min-p": (sampler.min_p, 0),
+                "penalty": (sampler.repetition_penalty, 1)}
+    on = [f"{name} {value:g}" for name, (value, off) in settings.items() if value != off]
+    if sampler.greedy:  # filters do nothing
+        return ", ".join(["greedy", *(text for text in on if text.startswith("penalty"))])
+    return ", ".join([f"T {sampler.temperature:g}", *(on or ["no filter"])])

@@ -16,9 +16,9 @@ TOY = {number: path for number, path in demos().items() if number < 14}
     (4, ["--new-tokens", 10**12], ["--new-tokens"]), (4, ["--prompts", 10**12], ["--prompts"]),
     (4, ["--gamma-max", 5], ["--gamma-max", "--gammas"]), (4, ["--samples", 10**12], ["--samples"]),
     (6, ["--prompts", 10**12], ["--prompts"]), (6, ["--samples", 10**12], ["--samples"]),
-    (7, ["--penalties", 1.3, 1.3], ["--penalties"]), (7, ["--draws", 10**12], ["--draws"]),
+    (7, ["--penalties", 0.5], ["--penalties"]), (7, ["--prompts", 10**12], ["--prompts"]),
     (8, ["--requests", 9, "--candidates", 8], ["--requests", "--candidates"]),
-    (8, ["--repeats", 10**12], ["--repeats"]), (9, ["--samples", 10**12], ["--samples"]),
+    (8, ["--repeats", 10**12], ["--repeats"]), (9, ["--inner", 8, "--gamma", 8], ["--inner", "--gamma"]),
     (9, ["--middle", "pythia-70m"], ["--small", "--middle", "--large"]), (11, ["--prompts", 10**12], ["--prompts"])])
 def test_it_refuses_before_the_first_section(number, flags, words, capsys):
     with pytest.raises(BadInput) as caught:
