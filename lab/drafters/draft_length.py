@@ -89,7 +89,7 @@ def generate_in_a_row(decoders: Sequence[Decoder], drafter: Drafter, prompts: Se
     for decoder, prompt in zip(decoders, prompts, strict=True):
         before = list(stream.rounds)
 
-        def gamma(run):
+        def gamma(run, before=before):
             stream.rounds = before + run.rounds
             return policy(stream)
 

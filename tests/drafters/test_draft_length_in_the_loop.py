@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate
-from lab.drafters.draft_length import (AIMD, CostAware, Fixed, Floor, Oracle, generate_in_a_row, known_rounds,
-                                       round_seconds, steps)
+from lab.drafters.draft_length import (
+    AIMD,
+    CostAware,
+    Fixed,
+    Floor,
+    Oracle,
+    generate_in_a_row,
+    known_rounds,
+    round_seconds,
+    steps,
+)
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.measure.enumeration import same_distribution
