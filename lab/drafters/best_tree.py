@@ -59,6 +59,12 @@ def accept_lengths_to_end(ranks, shape: TreeShape) -> np.ndarray:
     return np.minimum(accept_lengths(padded, shape)[:n], np.arange(n)[::-1])
 
 
+def chain_accept_lengths(ranks, gamma: int) -> np.ndarray:
+    """`accept_lengths_to_end` of a greedy chain of gamma tokens: ranks (texts, n) or (n,) -> as many, flattened."""
+    chain, ranks = TreeShape.branching((1,) * gamma), np.asarray(ranks)
+    return np.concatenate([accept_lengths_to_end(row, chain) for row in ranks.reshape(-1, ranks.shape[-1])])
+
+
 def tree_accept_lengths(ranks, branching: Sequence[int]) -> tuple[np.ndarray, int]:
     """`accept_lengths` of a tree by its widths per level -> (accept length per start, drafted nodes without root)."""
     shape = TreeShape.branching(branching)

@@ -1,7 +1,7 @@
 """How many tokens to draft: policies for the `gamma=` of decode_lab.speculative_generate, each a callable Run -> int.
 
-A policy knows the rounds so far and nothing of the text. It may outlive a run: with the next one it starts afresh, so
-that the same call drafts the same tokens.
+A policy knows the rounds so far and nothing of the text. With a new run it begins again from its first state, so that
+the same call drafts the same tokens. `generate_in_a_row` gives it several requests as one run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from decode_lab import Round, Run
+from decode_lab import Decoder, Drafter, Round, Run, speculative_generate
 from lab.support.errors import BadInput, require, whole
 
 
 class DraftLength(ABC):
-    """A policy: `start` begins a run, `read` is told of each round once, in order, `choose` gives the next gamma."""
+    """A policy: `start` begins a run, `read` gets each round once, in order, `choose` gives the next gamma."""
 
     _run: Run | None = None
 
@@ -78,6 +78,27 @@ def known_rounds(policy: Callable[[Run], int], accepts: Sequence[int]) -> Run:
     return run
 
 
+def generate_in_a_row(decoders: Sequence[Decoder], drafter: Drafter, prompts: Sequence[Sequence[int]], n_new: int,
+                      policy: Callable[[Run], int]) -> tuple[list[np.ndarray], Run]:
+    """Greedy requests one after the other, which the policy sees as one run: it does not know where one ends.
+
+    decoders, prompts: one for each request. n_new: tokens of each. -> (prompt and output of each request, all rounds).
+    Errors as `speculative_generate`.
+    """
+    stream, texts = Run(), []
+    for decoder, prompt in zip(decoders, prompts, strict=True):
+        before = list(stream.rounds)
+
+        def gamma(run, before=before):
+            stream.rounds = before + run.rounds
+            return policy(stream)
+
+        tokens, run = speculative_generate(decoder, drafter, prompt, n_new, gamma)
+        stream.rounds = before + run.rounds
+        texts.append(tokens)
+    return texts, stream
+
+
 class Fixed(DraftLength):
     """Always gamma tokens; 0 is plain decoding. What `gamma=` takes as a plain number, among the policies."""
 
@@ -89,10 +110,13 @@ class Fixed(DraftLength):
 
 
 class AIMD(DraftLength):
-    """One token more after a round that accepted its whole draft, half as many after a refusal, `least` at least.
+    """Additive increase, multiplicative decrease, as a TCP sender finds its window (Chiu and Jain, 1989).
 
-    Additive increase, multiplicative decrease, as a TCP sender finds its window (Chiu and Jain, 1989). BadInput unless
-    1 <= least <= first <= most.
+    1. Begin with `first` tokens.
+    2. After a round whose whole draft was accepted, draft one token more, `most` at most.
+    3. After a refusal, draft half as many, rounded down, `least` at least.
+
+    A round without drafts changes nothing. BadInput unless 1 <= least <= first <= most.
     """
 
     def __init__(self, first: int = 4, least: int = 4, most: int = 64):
@@ -114,9 +138,13 @@ class AIMD(DraftLength):
 
 
 class Floor(DraftLength):
-    """Half as many after `window` tests of which a share below `floor` was accepted, down to none; else twice as many.
+    """Drafts less where too few drafted tokens are accepted, down to none.
 
-    gamma: the first draft length, and the longest. rest: rounds without drafts before one token is tried again.
+    1. Begin with `gamma` tokens, which is also the longest draft.
+    2. When `window` tokens or more have been tested, look at the share of them that was accepted. Below `floor`: draft
+       half as many, rounded down. Otherwise: twice as many, `gamma` at most. Then count from zero again.
+    3. At none, wait `rest` rounds, then draft one token.
+
     BadInput for a floor outside 0 to 1, and for other numbers below 1.
     """
 
@@ -175,19 +203,26 @@ class Oracle(DraftLength):
 
 
 class CostAware(DraftLength):
-    """The gamma, 0 included, with the most expected tokens per second: (1 + sum over i of alpha_1 ... alpha_i) over
-    t(gamma + 1) + gamma c t(1). The numerator is llm_math.tau_from_positions.
+    """The gamma, 0 included, with the most expected tokens per second, by the acceptance so far and the costs.
+
+    1. After each round with drafts, multiply all counts of tested and accepted drafts by `discount`. Then count this
+       round's tested and accepted drafts at their positions.
+    2. Before each round, estimate alpha_i, the acceptance at position i given the positions before it: (accepted +
+       weight * guess) / (tested + weight). The guess is the estimate one position earlier, `guess` for the first.
+    3. Draft the gamma with the largest (1 + sum over i of alpha_1 ... alpha_i) / (t(gamma + 1) + gamma c t(1)). The
+       numerator is llm_math.tau_from_positions.
+    4. If 0 would be as good, draft none, or try the best gamma of 1 or more where its round may fail: where what is
+       saved covers it. Saved are `credit` plain steps at the start, and `probe` with each round that tries nothing. A
+       try takes off its time and adds a step for each token that it yields.
 
     seconds: the measured time of sending n tokens. c: seconds of one drafted token over those of sending one token.
     gamma_max: longest draft. All three as `round_seconds` takes them, with its errors.
-    drafter: None, and acceptance is estimated by draft position. A lookup that tells its match's length (`matched`),
+    drafter: None, and acceptance is estimated by draft position. A lookup that gives its match's length (`matched`),
     and it is estimated by the tokens copied before this one, match and draft together: what is learnt of the third
-    token behind a match of one then serves the first behind a match of three.
-    discount: weight of a test after one more round of drafting; 1 forgets nothing.
-    weight: how many tests the first guess is worth. That is the estimate one token earlier (`guess` for the first); for
-    a lookup no less than n / (n + 2) after n copied tokens, as a copy that held for long tends to hold on.
-    probe: where nothing pays, the share of plain decoding's time to be spent on finding out whether that still holds.
-    credit: plain steps that may be lost on that at once, at the start and after a long rest.
+    token behind a match of one then serves the first behind a match of three. The guess after n copied tokens is then
+    n / (n + 2) or more, as a copy that held for long tends to hold on.
+    discount: weight of a test after one more round of drafting; 1 forgets nothing. weight: how many tests the guess is
+    worth. probe: the share of plain decoding's time for probes where nothing pays. credit: in plain steps.
 
     The estimate rests on positions tested, so drafts that came out shorter than asked for, or empty, do not bend it.
     """

@@ -53,9 +53,9 @@ def taus(draft: str, target: str, kind: str, n: int, n_new: int = 48) -> dict[st
     return {tree: tau_of_all_starts(ranks, shape) for tree, shape in TREES.items()}
 
 
-def new_token_ranks(draft: TransformerLM, texts: np.ndarray) -> np.ndarray:
-    """(n, T) ids -> (n, T - PROMPT): the rank of each new token in the draft's logits, 0 the likeliest."""
-    new = np.s_[:, PROMPT - 1:]                              # from the row that predicts the first new token
+def new_token_ranks(draft: TransformerLM, texts: np.ndarray, n_prompt: int = PROMPT) -> np.ndarray:
+    """(n, T) ids -> (n, T - n_prompt): the rank of each new token in the draft's logits, 0 the likeliest."""
+    new = np.s_[:, n_prompt - 1:]                            # from the row that predicts the first new token
     return draft_ranks(draft.full_logits(texts)[new], texts[new])
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -66,13 +67,23 @@ def loss(logits, ids) -> float:
 
 def time_steps(models: Sequence[Sized], context: int, blocks: int = 5, steps: int = 20) -> dict[Sized, np.ndarray]:
     """{model: (blocks, steps) seconds of a decode step after `context` tokens}, the models in turn, after a warm-up."""
-    taken: dict[Sized, list[float]] = {m: [] for m in models}
-    for m in models:
-        m.lm.rewind(0)
-        m.lm.prefill(np.zeros(context, int))
-    for m in list(models) * (blocks * steps + 3):
+    return time_forwards({m: (m.lm, 1) for m in models}, context, blocks, steps)
+
+
+def time_forwards(forwards: Mapping[Any, tuple[TransformerLM, int]], context: int, blocks: int = 5,
+                  steps: int = 20) -> dict[Any, np.ndarray]:
+    """{name: (blocks, steps) seconds of a forward of n tokens after `context` others}, in turn, after a warm-up.
+
+    forwards: {name: (model, n)}; a model may stand there several times.
+    """
+    taken: dict[Any, list[float]] = {name: [] for name in forwards}
+    for lm, _ in forwards.values():
+        lm.rewind(0)
+        lm.prefill(np.zeros(context, int))
+    for name in list(forwards) * (blocks * steps + 3):
+        lm, n = forwards[name]
         started = perf_counter()
-        m.lm.send([0])
-        taken[m].append(perf_counter() - started)
-        m.lm.rewind(context)
-    return {m: np.reshape(seconds[3:], (blocks, steps)) for m, seconds in taken.items()}
+        lm.send([0] * n)
+        taken[name].append(perf_counter() - started)
+        lm.rewind(context)
+    return {name: np.reshape(seconds[3:], (blocks, steps)) for name, seconds in taken.items()}

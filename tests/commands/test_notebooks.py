@@ -44,7 +44,7 @@ def test_a_notebook_is_executed_and_reads_without_widgets(demo):
 # Numbers in place of the defaults of demos that take minutes; all cells still run.
 QUICK = {15: {"prompts": 2, "samples": 20, "texts": 2, "new_tokens": 8, "timings": 2, "kept": 28},
          20: {"copied": 8, "new_tokens": 8, "timings": 2},
-         16: {"repeat_tokens": 12, "code_tokens": 8, "open_tokens": 8, "runs": 1, "repeats": 1, "cascade_tokens": 8},
+         16: {"repeat_tokens": 8, "code_tokens": 8, "open_tokens": 8, "repeats": 1},
          18: {"new_tokens": 8, "runs": 1, "repeats": 2, "penalised": 8, "gamma": 4}}
 
 

@@ -11,6 +11,7 @@ from lab.drafters.best_tree import (
     accept_lengths,
     accept_lengths_to_end,
     best_tree,
+    chain_accept_lengths,
     draft_ranks,
     rank_table,
     tree_accept_lengths,
@@ -191,3 +192,9 @@ def test_accept_lengths_to_the_end_by_hand(widths):
             deep = min(len(widths), len(text) - 1 - i)
             expected.append(next((d for d in range(deep) if text[i + d] >= widths[d]), deep))
         assert accept_lengths_to_end(text, shape).tolist() == expected
+
+
+def test_a_chain_on_several_texts_ends_with_each_of_them():
+    ranks = [[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
+    assert chain_accept_lengths(ranks, 2).tolist() == [2, 1, 0, 1, 0, 2, 2, 2, 1, 0]
+    assert chain_accept_lengths(ranks[0], 2).tolist() == [2, 1, 0, 1, 0]

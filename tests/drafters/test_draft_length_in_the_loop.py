@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from decode_lab import Round, Run, Sampler, autoregressive_generate, speculative_generate
-from lab.drafters.draft_length import AIMD, CostAware, Fixed, Floor, Oracle, known_rounds, round_seconds, steps
+from lab.drafters.draft_length import (
+    AIMD,
+    CostAware,
+    Fixed,
+    Floor,
+    Oracle,
+    generate_in_a_row,
+    known_rounds,
+    round_seconds,
+    steps,
+)
 from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.measure.enumeration import same_distribution
@@ -35,6 +45,22 @@ def test_greedy_output_is_that_of_plain_decoding(make, seconds):
         plain, _ = autoregressive_generate(random_decoder(5, seed), prompt, 50)
         tokens, _ = speculative_generate(random_decoder(5, seed), drafter, prompt, 50, policy)
         assert tokens.tolist() == plain.tolist()
+
+
+def test_several_requests_in_a_row_are_one_run_to_the_policy():
+    right = list(range(12)) * 4
+    target, wrong = script(right, 16), from_text(right, range(48), 16)
+    known, aimd = [], AIMD(first=8, least=1)
+
+    def policy(run):
+        known.append(len(run.rounds))
+        return aimd(run)
+
+    texts, run = generate_in_a_row([target] * 2, wrong, [right[:4], right[:7]], 6, policy)
+    assert [text.tolist() for text in texts] == [right[:10], right[:13]]
+    assert known == list(range(12)) and len(run.rounds) == 12
+    assert [r.first for r in run.rounds] == [True] + [False] * 5 + [True] + [False] * 5
+    assert [r.drafted for r in run.rounds] == [5, 4, 2, 1, 1, 0, 1, 1, 1, 1, 1, 0], "it does not begin again with 8"
 
 
 DRAFTERS = {

@@ -5,7 +5,7 @@ import pytest
 
 from lab.models.quant import quantize_params
 from lab.support.errors import BadInput
-from lab.toy.drafts import draft_for_large, first_layers, loss, rounded, time_steps, whole
+from lab.toy.drafts import draft_for_large, first_layers, loss, rounded, time_forwards, time_steps, whole
 from lab.toy.transformer import QCFG, init_params
 
 MODEL = init_params(QCFG, 0), QCFG
@@ -36,6 +36,15 @@ def test_steps_are_timed_behind_the_context_that_stays():
     seconds = time_steps(models, 7, blocks=2, steps=3)
     assert list(seconds) == models and all(s.shape == (2, 3) and (s > 0).all() for s in seconds.values())
     assert all(m.lm.length == 7 for m in models)
+
+
+def test_forwards_of_several_lengths_are_timed_on_one_model():
+    model = whole("large", "", MODEL, 2.0).lm
+    sizes, send = [], model.send
+    model.send = lambda tokens: sizes.append(len(tokens)) or send(tokens)
+    seconds = time_forwards({n: (model, n) for n in (1, 4)}, 7, blocks=2, steps=1)
+    assert list(seconds) == [1, 4] and all(s.shape == (2, 1) and (s > 0).all() for s in seconds.values())
+    assert sizes == [1, 4] * 5 and model.length == 7, "in turn, three times to warm up"
 
 
 def test_guessing_has_the_loss_of_its_vocabulary():
