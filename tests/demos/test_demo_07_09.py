@@ -18,7 +18,7 @@ from hw_specs import chip
 from lab import toy
 from lab.toy.transformer import generate_batch
 from llm_math import best_gamma, cascade_cost, expected_tokens, model, verify_time
-from records import claims, numbers, observation, table, whole_table
+from records import claims, observation, table, whole_table
 
 SAMPLERS, DEPTH, CASCADE = (ROOT / "lab" / name for name in (
     "07_sampler_matching.py", "08_draft_depth.py", "09_cascade.py"))

@@ -22,7 +22,8 @@ def test_fmt_bytes_and_counts():
 
 
 @pytest.mark.parametrize("sampler, words", [
-    (Sampler(), "greedy"), (Sampler(0.0, top_k=20), "greedy"), (Sampler(0.0, repetition_penalty=1.3), "greedy, penalty 1.3"),
+    (Sampler(), "greedy"), (Sampler(0.0, top_k=20), "greedy"),
+    (Sampler(0.0, repetition_penalty=1.3), "greedy, penalty 1.3"),
     (Sampler(1.0), "T 1, no filter"), (Sampler(0.6, top_k=20), "T 0.6, top-k 20"),
     (Sampler(0.6, 0, 0.95, 0.05), "T 0.6, top-p 0.95, min-p 0.05"),
     (Sampler(1.0, repetition_penalty=1.1), "T 1, penalty 1.1")])
