@@ -16,7 +16,7 @@
 from dataclasses import dataclass
 
 from console import (BadInput, Count, OneOf, Within, assumptions, observe, print_table, print_text,
-                     progress, record_samples)
+                     progress)
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from lab import models
 from lab.drafters.draft_length import AIMD, CostAware, Floor, round_seconds, steps
 from lab.drafters.lookup import SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter, check_vocabulary
-from lab.measure.compare import compare, not_judged
+from lab.measure.compare import compare, not_judged, undecided
 from lab.measure.costs import Costs
 from lab.measure.divergence import explain_divergence
 from lab.measure.engines import generate_method
@@ -195,9 +195,7 @@ if model.vocab_size == target.vocab_size:         # else transformers refuses it
     methods["generate"] = generate_method(assistant=model)
 found = compare(methods, prompts, target, TOKENS, when_busy=lambda: choose_threads(target))
 costs.read()                                      # again, as the machine may change its pace
-record_samples("seconds of forwards", costs.samples)
 for row in found:
-    record_samples(f"seconds per token, {row.text}, {row.method}", row.samples)
     row.predicted = speed(row.run, row.method) if row.method in LONGEST else None
 
 # %%
@@ -209,14 +207,15 @@ print_table("speeds", ["text", "method", *heads], formats=dict.fromkeys(heads, "
 
 # %%
 def slowest(method):
-    """A method's lowest speed, and why that is not to be judged."""
-    own = [row for row in found if row.method == method]
-    return {"value": min(row.speedup for row in own), "not_judged": not_judged(own)}
+    """The row of the text on which a method is slowest."""
+    return min((row for row in found if row.method == method), key=lambda row: row.speedup)
 
 
 for draft in LONGEST:
+    own = [row for row in found if row.method == draft]
     observe(f"never-slower-{draft}", "The {draft}, cost-aware, has at least {x:.2f} of plain "
-            "decoding's speed.", draft=draft, at_least=0.98, measured=True, **slowest(draft))
+            "decoding's speed.", draft=draft, value=slowest(draft).speedup, at_least=0.98,
+            measured=True, not_judged=not_judged(own) or undecided(slowest(draft), 0.98))
 own = [row for row in found if row.predicted]
 observe("predicted-close", "Of {n} predictions {x} are off by more than 20%.", n=len(own),
         value=sum(abs(row.predicted / row.speedup - 1) > 0.2 for row in own), at_most=1,
@@ -224,7 +223,7 @@ observe("predicted-close", "Of {n} predictions {x} are off by more than 20%.", n
 if "generate" in methods:
     observe("better-than-generate", "The lowest speed of the model, cost-aware, is {x:.2f} times "
             "that of generate.", at_least=1, measured=True, not_judged=not_judged(found),
-            value=slowest("model")["value"] / slowest("generate")["value"])
+            value=slowest("model").speedup / slowest("generate").speedup)
 differ = [explain_divergence(target, written[row.text], made.tokens)
           for row in found for made in row.made]
 observe("explained", "Of {n} texts {k} differ from plain decoding's, {x} of them by more than "

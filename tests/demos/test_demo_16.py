@@ -104,7 +104,7 @@ def test_what_a_clock_has_touched_is_marked(record):
         "costs": ["t(1)", "t(2)", "t(3)", "t(5)", "t(6)", "t(9)", "c"], "predicted-lookup": list(TOKENS),
         "predicted-model": list(TOKENS), "speeds": ["tau", "predicted", "speed", "low", "high"]}
     assert list(claims(record, measured=False)) == ["explained"]
-    assert set(record["samples"]) == {"seconds of forwards", *(
+    assert set(record["samples"]) == {"seconds of sending n tokens", "seconds of a step", *(
         f"seconds per token, {text}, {method}" for text in TOKENS for method in ("lookup", "model", "generate"))}
 
 
@@ -140,7 +140,7 @@ def test_predicted_speeds_are_those_of_the_targets_own_rounds(record, folders, d
 @pytest.mark.slow
 def test_the_same_times_give_the_same_record_and_nothing_is_judged_where_they_are_disturbed(record, folders, monkeypatch):
     monkeypatch.setattr(lab.measure.compare, "MOST_SPREAD", -1.0)
-    monkeypatch.setattr(lab.measure.spread, "MOST", 0.5)
+    monkeypatch.setattr(lab.measure.spread, "disturbed", lambda readings: "These readings were disturbed.")
     made = run_timed(folders)
     free = [[[row[i] for i, name in enumerate(t["columns"]) if name not in ("speed", "low", "high")] for row in t["rows"]]
             for each in (record, made) for t in each["tables"]]
