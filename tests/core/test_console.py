@@ -189,6 +189,7 @@ def test_a_name_may_be_spelled_a_little_differently(tiny, name):
     assert spelled(("B_c", "x"), tuple[OneOf("b-C"), ...]) == ("b-C", "x")
 
 
+@pytest.mark.slow
 def test_json_writes_through_a_link_and_into_nothing_but_a_file(tiny, script, tmp_path):
 
     link, real = tmp_path / "link", tmp_path / "real.json"
@@ -277,6 +278,7 @@ def test_a_closed_or_full_stdout_is_no_traceback(tiny):
         assert len(done.stderr.splitlines()) == (status == 2), done.stderr
 
 
+@pytest.mark.slow
 def test_a_figure_that_cannot_be_saved_is_one_line(write_demo, tmp_path, monkeypatch, capsys):
     (tmp_path / "out").write_text("a file")
     monkeypatch.setattr(console, "OUT", tmp_path / "out")

@@ -229,6 +229,7 @@ def test_a_whole_run_has_the_targets_distribution(kind, n_new, eos):
 
 
 @pytest.mark.parametrize("kind", ["chain at another temperature", "tree", "greedy chain"])
+@pytest.mark.slow
 def test_sampled_text_from_a_generator_has_the_targets_distribution(kind):
     """As above with a real generator, so that nothing stands in for `draw`; the seed is fixed."""
     sampler, prompt, n = Sampler(0.8), [0, 1], 3000

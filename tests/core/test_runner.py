@@ -114,6 +114,7 @@ def test_a_word_of_thousands_of_characters_is_one_short_sentence(argv, tmp_path,
     assert "characters)" in err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_failing_demo_does_not_stop_the_rest(lab, capfd):
     assert runner.main(["run", "all"]) == 1
     out, err = capfd.readouterr()

@@ -76,6 +76,7 @@ def test_rank_table_by_hand():
 
 @quick
 @given(seed=st.integers(0, 10_000), depth=st.integers(1, 4))
+@pytest.mark.slow
 def test_rank_table_predicts_a_chain_exactly(seed, depth):
     ranks = np.random.default_rng(seed).geometric(0.5, size=(3, 40)) - 1
     expected = np.cumprod(rank_table(ranks, depth, 1)[:, 0]).sum()

@@ -434,6 +434,7 @@ def first(target):
 
 @pytest.mark.parametrize("case", few(REAL, {"layers and a lookup"}))
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
+@pytest.mark.slow
 def test_real_models(folders, kind, case):
     """Layers of the target on its own cache, and models with one of their own, with attention and with states."""
     from lab import models

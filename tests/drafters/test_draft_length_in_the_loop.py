@@ -72,6 +72,7 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.slow
 def test_with_every_policy_greedy_output_is_that_of_plain_decoding(name, kind):
     """One policy and one drafter over all runs; EOS inside a draft, and a penalty, among them."""
     policy, drafter = POLICIES[name](), DRAFTERS[kind]()

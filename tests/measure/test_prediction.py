@@ -63,6 +63,7 @@ def counts(run):
 # -- methods -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["plain", "chain", "policy", "tree"])
+@pytest.mark.slow
 def test_a_method_is_the_loop_with_its_drafter(target, models, kind):
     draft, shape = models["int4"], TreeShape.branching((2, 2))
     method, (text, run) = {
@@ -288,6 +289,7 @@ def test_a_text_shorter_than_the_draft_is_refused_past_its_end(target):
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.slow
 def test_ranks_predict_the_rounds_of_a_real_run(target, models, name):
     """Over all starts; so the first round of a run from each start has what is predicted on average."""
     ranks, draft, n = [], models["int4"], 12

@@ -18,7 +18,7 @@ from model_classes import AS_PATHS, CLASSES, REFUSED, V, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RIGHT = few([name for name in CLASSES if name not in REFUSED],
-              {"Llama", "LFM2", "GPT-Neo", "Mixtral"})
+              {"Llama", "LFM2", "GPT-Neo"})
 LENGTHS = (1, 3, 5, 6, 7, 13)                                   # around windows of 6 and kernels of 4
 PARENTS = [-1, 0, 0, 1, 2, 4, -1]
 

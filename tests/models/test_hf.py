@@ -295,6 +295,7 @@ class Scalars(TorchDispatchMode):
 
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "lfm2"])
+@pytest.mark.slow
 def test_a_greedy_round_reads_back_one_tensor_of_ids_and_no_logits(kind, tree):
     decoder = HFDecoder(build(kind))
     plain, _ = autoregressive_generate(decoder, tokens(9), 40)

@@ -193,6 +193,7 @@ def test_all_layers_are_accepted_for_200_rounds(target):
     assert draft.length == target.length
 
 
+@pytest.mark.slow
 def test_chain_and_tree_give_plain_greedy_text(target):
     kept = LayerDraft(target, (0, 1, 3))
     first = LayerDraft(target, range(2))
