@@ -322,6 +322,7 @@ def test_a_lookup_is_predicted_the_rounds_that_a_real_run_has(target, kind):
     assert run.tau != pytest.approx(run.later().tau)
 
 
+@pytest.mark.slow
 def test_a_library_at_its_best(target, models, monkeypatch):
     """Of its settings the one whose rounds take the least time at these costs, with both kernels."""
     start = prompt(20)

@@ -34,6 +34,7 @@ def text():
 
 
 @pytest.mark.parametrize("state", ["as it is", "warm", "cold"])
+@pytest.mark.slow
 def test_the_text_is_the_target_s_and_reads_are_noted_for_each_generation(paths, text, state):
     decoder, prompt, written = text
     method = TableMethod(paths, 4, 0.02, state)

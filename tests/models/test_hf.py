@@ -443,7 +443,7 @@ def test_a_folder_in_every_dtype(tmp_path):
         # The formula leaves the norms out.
         assert decoder.streamed_bytes() == pytest.approx(shape.streamed_weights() * size, rel=0.02)
         assert autoregressive_generate(decoder, [5, 6], 3)[1].n_tokens == 3
-        assert decoder.decode(decoder.chat("def f(x):")).strip() == "def f(x):"
+        assert decoder.decode(decoder.chat("f(x)")).strip() == "f(x)"          # ids that this model has rows for
 
 
 def test_step_times_are_positive_and_leave_the_context():
@@ -458,6 +458,7 @@ def test_read_bandwidth_of_a_device():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_the_rates_of_a_device_are_bytes_and_operations_per_second(dtype):
     """No machine that runs this does fewer than 10 million operations a second, or more than 10^16."""
     rates = timing.read_rates(torch.device("cpu"), dtype, 0.02)

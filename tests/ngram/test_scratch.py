@@ -19,6 +19,7 @@ def test_a_table_lasts_until_its_folder_is_closed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_corpus_has_a_break_behind_each_document_and_behind_its_first_share():
     tokens = corpus_tokens(toy.corpus("prose"), tokenizer("toy"))
     assert tokens[-1] == BREAK and (tokens == BREAK).sum() > 1
