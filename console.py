@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from lab.support import layout, output, packages, widgets
+from lab.support import layout, output, pace, packages, widgets
 from lab.support import record as runs
 from lab.support.cells import Cell, cells, demo_card
 from lab.support.claims import Claim, claim
@@ -179,6 +179,8 @@ def _print_assumptions(run: runs.Run, cls) -> None:
         was = f"(default {as_words(getattr(default, name))})" if changed else ""
         rows.append([("* " if changed else "  ") + name, as_words(value), f"{docs.get(name, '')} {was}".strip()])
     _narrate()
+    if run.path is not None and output.on_terminal():  # elsewhere the text is the same in each run
+        print_text(pace.sentence(demo_card(run.path)["takes"], pace.slowness()))
     if rows:
         heading = "Assumptions, * changed" if any(row[0].startswith("*") for row in rows) else "Assumptions"
         layout.draw_table(["  assumption", "value", "meaning"], rows, heading, right=[False, False, False])
@@ -366,7 +368,8 @@ def _display(png: bytes, caption: str) -> None:
     import base64
     from IPython.display import display
 
-    display({"image/png": base64.b64encode(png).decode(), "text/plain": caption}, raw=True)
+    display({"image/png": base64.b64encode(png).decode(), "text/plain": caption}, raw=True,
+            metadata={"image/png": {"alt": caption}})
 
 
 def out_folder() -> Path:

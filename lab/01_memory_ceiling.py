@@ -95,8 +95,8 @@ observe("little-arithmetic", "With an empty cache a step does {a:.1f} FLOPs per 
 observe("long-cache-slows", "With {n:,} tokens cached in 16 bits a step reads {x:.2f} times as many"
         " bytes.", n=A.context, at_least=2,
         value=step(TARGET, ON, A.context)["read"] / empty["read"])
-observe("long-cache-fits-in-4-bits", "In 4 bits that cache and the weights take {x:.0%} of the"
-        " chip's {memory:.0f} GB.", memory=ON.memory / 1e9, at_most=1,
+observe("long-cache-fits-in-4-bits", "In 4 bits that cache and all weights, read or not, take"
+        " {x:.0%} of the chip's {memory:.0f} GB.", memory=ON.memory / 1e9, at_most=1,
         value=step(TARGET, ON, A.context, 4)["held"] / ON.memory)
 
 # %% tags=["notebook"]
@@ -108,19 +108,19 @@ sliders(lambda cached, bits: show_caches("slider", [(cached, bits)]),
 #
 # First, how much of each model a step reads. The input embedding is a table with one row per token
 # of the vocabulary, and a step reads one row of it. In some models (*tied*) the same table is also
-# the output head, which is read whole. In the others it stays unread.
+# the output head, which is read whole. Others read that one row only.
 
 # %%
 SHAPES = [model(name) for name in A.models]
 print_table("models", ["model", "parameters", "in memory, GB", "read by a step, GB"],
             [[m.name, m.n_params(), m.weight_bytes() / 1e9, m.streamed_bytes() / 1e9]
-             for m in SHAPES], title="Weights", formats={"parameters": ",d"})
+             for m in SHAPES], formats={"parameters": ",d", "in memory, GB": ".1f"})
 
 # %% [markdown]
 # Now each model on each chip: bandwidth over the bytes that a step *reads*, not those in memory. A
 # dash means that the weights do not fit in the chip's memory (GB). The *ridge* is the number of
-# FLOPs that a chip does in the time in which it reads one byte. A step in 16 bits needs only 1: 2
-# FLOPs for the 2 bytes of a weight.
+# FLOPs that a chip does in the time in which it reads one byte. A step in 16 bits does about 1 per
+# byte: 2 FLOPs for the 2 bytes of a weight.
 
 
 # %%
@@ -145,7 +145,7 @@ observe("bandwidth-decides", "{a} can do {r:.2f} times the FLOPs of {b}, but {x:
 #
 # Weights that were read once can serve many sequences. A step of a whole batch costs hardly more
 # time than a step of one sequence, up to the *critical batch*. Beyond it the arithmetic takes
-# longer than the reading. The critical batch is ridge x bytes per weight / 2 FLOPs, and that times
+# longer than the reading. The critical batch is ridge x bytes per weight / 2 FLOPs x
 # flop_efficiency / byte_efficiency: the shares of its data sheet that a chip reaches.
 #
 # That holds for the weights. A cache serves only its own sequence. Where reading it takes longer
@@ -240,8 +240,8 @@ print_table("this-machine", ["billions per second", "median", "1st quartile", "3
     ["bytes read", HERE.bandwidth / 1e9, *np.divide(HERE.bandwidth_spread, 1e9)],
     ["float32 FLOPs", HERE.peak() / 1e9, *np.divide(HERE.flops_spread, 1e9)],
 ], title="This machine, measured", measured=["median", "1st quartile", "3rd quartile"])
-observe("width-here", "The critical batch of this machine is {x:.0f}, by these readings.",
-        measured=True, at_most=critical,
+observe("width-here", "The critical batch here is {x:.0f}, against {n:.0f} on {chip}.",
+        measured=True, at_most=critical, n=critical, chip=SERVER.name,
         value=critical_batch(HERE, 4.0, flop_efficiency=1, byte_efficiency=1))
 smollm2 = step(replace(model("smollm2-135m"), bytes_per_weight=4), HERE)
 observe("smollm-bound", "SmolLM2-135M in 32 bits makes at most {n:.0f} forwards per second here,"

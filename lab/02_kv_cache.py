@@ -4,7 +4,7 @@
 # **Question.** What does a KV cache save, what does it cost, and what work is left in a step?
 #
 # **Watch for.** Without a cache, the work for a text grows with the square of its length. With one,
-# it grows in proportion. But a decode step then does only about one FLOP per byte that it reads.
+# about in proportion. But a decode step then does only about one FLOP per byte, in 16 bits.
 #
 # **Takes.** about 6 s; needs numpy, safetensors, tokenizers, matplotlib.
 #
@@ -32,7 +32,7 @@ class Assumptions:
     prompt_tokens: Within(2, 496) = 16  # Prompt of sections 1 and 2, tokens.
     new_tokens: Within(16, 511) = 176  # Tokens written after it.
     repeats: Within(1, 1000) = 3  # Times that this text is written with a cache, and without one.
-    rounding_steps: Count = 256  # Float32 steps by which equal logits may differ.
+    rounding_steps: Count = 256  # Float32 steps that rounding may add up to.
     prompts: tuple[Within(2, 510), ...] = (16, 64, 240)  # Prompts of section 4, tokens.
     answer_tokens: Within(2, 511) = 16  # Tokens written after each of those.
     chip: OneOf(*CHIPS) = "h100-sxm"  # Chip that a decode step is compared with.
@@ -53,7 +53,7 @@ require(max(A.prompts) + A.answer_tokens <= LM.max_length, "--answer-tokens", A.
 # Only attention looks at earlier tokens: it reads their keys and values. These do not change when
 # the text grows, so a *KV cache* keeps them. With a cache, each forward sends the newest token
 # alone. Without one, each forward sends the whole text again. (`send` runs a forward, `commit`
-# keeps what it sent, `rewind` cuts the cache to a length.)
+# keeps what it sent, by index, `rewind` cuts the cache to a length.)
 #
 # Both add the same numbers in different orders, so they agree up to rounding. A *logit* is the
 # score of a token. The *least lead* is the smallest distance between the two highest logits.
@@ -96,8 +96,8 @@ WRITTEN = {True: repeat(True), False: repeat(False)}
 columns = ["forwards", "different tokens", "largest logit", "largest difference", "least lead"]
 found = dict(zip(columns, compare()))
 print_table("logits", columns, [found.values()], measured=columns[3:4], title="Both versions")
-observe("rounding", "The logits differ by {x:.1e}. At the largest, float32 numbers are {gap:.1e}"
-        " apart.", gap=np.spacing(found["largest logit"]), value=found["largest difference"],
+observe("rounding", "The logits differ by {x:.1e}. A float32 step at the largest logit is"
+        " {gap:.1e}.", gap=np.spacing(found["largest logit"]), value=found["largest difference"],
         at_most=A.rounding_steps * np.spacing(found["largest logit"]), measured=True)
 # No assumption breaks this one. It is the point of a cache: less work, the same text.
 observe("same-tokens", "{x} of the {n} tokens differ between the two versions.", n=A.new_tokens,
@@ -108,13 +108,13 @@ observe("same-tokens", "{x} of the {n} tokens differ between the two versions.",
 #
 # The toy counts FLOPs and bytes where it spends them. Predicted for a forward of n tokens:
 #
-# 1. FLOPs: 2 for each weight and sent token. In attention each sent token meets each token so far:
-#    2 products of heads x head_dim numbers in each layer, of 2 FLOPs each.
+# 1. FLOPs: 2 for each weight and sent token. In attention each sent token meets the cache and all
+#    that is sent, masked or not: 4 x heads x head_dim FLOPs in each layer, for each pair.
 # 2. Bytes: all weights, and the keys and values of all tokens so far. Without a cache these are
 #    computed again, then read. So a cache saves arithmetic, not reading.
 #
-# If work grows in proportion to the text, its second half takes as much as its first. If it grows
-# with the square, about three times as much. In seconds it is less: each call takes a fixed time.
+# If work grows in proportion, the second half of a text takes as much as its first; attention adds
+# a bit. With the square, about three times as much. In seconds less: part of each call is fixed.
 
 
 # %%
@@ -149,8 +149,8 @@ def text_row(cached):
 
 
 # %%
-columns = ["cache", "GFLOP", "GFLOP / predicted", "GB", "GB / predicted", "2nd half / 1st",
-           "seconds", "2nd half / 1st, timed"]
+columns = ["cache", "GFLOP", "GFLOP / predicted", "GB", "GB / predicted", "FLOP, 2nd half / 1st",
+           "seconds", "seconds, 2nd half / 1st"]
 rows = [dict(zip(columns, text_row(cached))) for cached in (True, False)]
 print_table("whole-text", columns, [row.values() for row in rows], measured=columns[6:],
             title=f"Work of {SHAPE.n_layers} layers, {SHAPE.n_heads} heads of {SHAPE.head_dim}",
@@ -158,11 +158,11 @@ print_table("whole-text", columns, [row.values() for row in rows], measured=colu
 observe("work-as-predicted", "The counts differ from the predictions by at most {x:.2%}.",
         value=max(abs(row[name] - 1) for row in rows for name in columns[2:5:2]), at_most=0.01)
 observe("growth-with", "With a cache, the second half takes {x:.2f} times the FLOPs of the first.",
-        value=rows[0]["2nd half / 1st"], at_most=1.2)
+        value=rows[0][columns[5]], at_most=1.2)
 observe("growth-without", "Without a cache, the second half takes {x:.2f} times the FLOPs of the"
-        " first.", value=rows[1]["2nd half / 1st"], at_least=2)
+        " first.", value=rows[1][columns[5]], at_least=2)
 observe("growth-time", "Without a cache, the second half takes {x:.2f} times as long as the first.",
-        value=rows[1]["2nd half / 1st, timed"], at_least=1.4, measured=True,
+        value=rows[1][columns[7]], at_least=1.4, measured=True,
         not_judged=disturbed(curves(False)[2]))
 
 
@@ -207,7 +207,7 @@ def cache_row(n):
 LM = toy.load(A.model)  # with an empty cache
 rows = [cache_row(n) for n in sorted({16, 48, 100, 160, 256, 300, LM.max_length})]
 print_table("cache-bytes", ["tokens", "needed, KB", "of weights", "slots", "allocated, KB"], rows,
-            title=f"KV cache of {SHAPE.name}", formats={"of weights": ".0%"})
+            title=f"KV cache, {SHAPE.n_kv_heads} KV heads", formats={"of weights": ".0%"})
 observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes of the weights.",
         n=rows[-1][0], value=rows[-1][2], at_most=0.5)
 
@@ -216,7 +216,7 @@ observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes
 #
 # A prompt is sent in one forward (*prefill*), which reads the weights once for all of its tokens. A
 # decode step reads them for one token. So prefill does more FLOPs per byte. Below a chip's ridge
-# (demo 01) memory sets the time, above it arithmetic. A CPU's ridge is low.
+# (demo 01) memory sets the time, above it arithmetic: on a CPU, soon.
 #
 # TTFT is the time to the first token, TPOT the median time of a later one. "prompt token / TPOT" is
 # TTFT per token of the prompt over TPOT.
@@ -224,7 +224,7 @@ observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes
 
 # %%
 def intensity_row(n):
-    """A row of the table below: FLOPs per byte, and times, for a prompt of n tokens."""
+    """FLOPs per byte, and times (verify_s is a step's), for a prompt of n tokens."""
     LM.rewind(0)
     prefill, step = counted(LM, LM.prefill, TEXT[:n - 1]), counted(LM, LM.send, TEXT[n - 1:n])
     LM.commit([0])

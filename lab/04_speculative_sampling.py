@@ -37,16 +37,16 @@ class Assumptions:
     p_a: Fraction = 0.3  # The target's probability of token a, section 1.
     q_a: Fraction = 0.8  # The draft's probability of token a, section 1.
     vocabulary: Within(2, 12) = 5  # Tokens of the random models of section 2.
-    samples: Within(1, 1_000_000) = 3000  # Tokens sampled from each of them.
+    samples: Within(1, 1_000_000) = 3000  # Tokens sampled for each row there.
     alphas: tuple[Alpha, ...] = (0.35, 0.5, 0.6, 0.7, 0.8, 0.9)  # Acceptance rates of section 3.
     costs: tuple[Positive, ...] = (0.05, 0.1, 0.2, 0.5)  # c: a draft step's time over a target's.
     tokens_per_s: Positive = 82.0  # A decoding speed that somebody reports.
-    passes_per_s: Positive = 59.0  # Most target forwards per second on that machine (demo 01).
+    passes_per_s: Positive = 59.0  # Target forwards per second there, at most (demo 01).
     gammas: tuple[Within(1, 256), ...] = (1, 3, 5)  # Draft lengths of sections 3 and 4.
     gamma_max: Within(2, 256) = 8  # The draft length from which section 4 predicts the others.
-    drafts: tuple[OneOf(*FOR_LARGE), ...] = ("small", "medium", "first-5")  # Draft models there.
-    prompts: Within(1, 64) = 3  # Prompts of held-out code there, and as many of prose.
-    new_tokens: Within(4, 220) = 40  # Tokens written after each.
+    drafts: tuple[OneOf(*FOR_LARGE), ...] = ("small", "medium", "first-5")  # Its draft models.
+    prompts: Within(1, 64) = 3  # Its prompts of held-out code, and as many of prose.
+    new_tokens: Within(4, 220) = 40  # Tokens written after each prompt.
     seed: NonNegative = 0  # Of everything random.
 
 
@@ -72,7 +72,7 @@ RNG = np.random.default_rng(A.seed)
 
 # %%
 def by_hand(p, q):
-    """(2, 7): the rows of the table below"""
+    """(2, 7): the rows of the table below; the residual after any refused token, here 0"""
     accept = [acceptance_probability(p, x, q) if q[x] > 0 else 1.0 for x in (0, 1)]
     accepted, rest = q * accept, residual(p, 0, q)
     recovered = (1 - accepted.sum()) * rest
@@ -101,11 +101,11 @@ observe("accepted-share", "alpha, the share accepted, is off from the sum of min
 # So every round ends with *the target's own token*. tau is tokens per round, that one included.
 #
 # Is it lossless? Take random tables for models: the next token depends on the last one alone. All
-# ways that a round can go are enumerated. If it writes fewer than gamma + 1 tokens, plain decoding
-# writes the rest. How far is the probability of each such sequence from plain decoding's?
+# ways that a round can go are enumerated. If a round writes fewer than gamma + 1, the target adds
+# the rest. How far is the probability of each sequence from plain decoding's?
 #
-# A position may also have two candidates, as in a tree (demo 06). The last row is wrong on
-# purpose: it takes q's likeliest token, and tests it as if it were drawn from q.
+# A position may have two candidates, as in a tree (demo 06). The likeliest are proposed for sure:
+# their q is 1. The last row is wrong on purpose: it tests the likeliest as if drawn from q.
 
 # %%
 P, Q = RNG.dirichlet(np.ones(A.vocabulary), (2, A.vocabulary))
@@ -121,11 +121,11 @@ observe("check-can-fail", "With the wrong use of it, some sequence is off by {x:
         value=max(rows[-1][1:]), at_least=0.001)
 
 # %% [markdown]
-# Now the loop samples from these tables. How often does each token follow each other one?
+# Now sample from these tables by the rule. How often does each token follow each token?
 #
 # - **TV** (total variation): half the sum of all differences from the target's probabilities.
-# - **Noise floor**: the median TV of 2000 plain samples of the same size.
-# - **p-value**: the share of these plain samples with at least the same TV.
+# - **Noise floor**: the median TV of 2000 plain texts of that length.
+# - **p-value**: the share, of these and the text itself, with at least the same TV.
 #
 # Of several p-values one may be small by chance. So each is held against 0.05 / 4.
 
@@ -157,8 +157,8 @@ observe("wrong-shows", "With the wrong use of it, the p-value is {x:.4f}.", valu
 # A draft step takes c times as long as a target step. A round takes gamma of them, and one target
 # forward. If that takes as long as a step, the speedup is tau / (gamma c + 1).
 #
-# Read backwards: somebody reports a speed above the ceiling of demo 01. Then every forward of the
-# target yielded more than one token, and the formula says what alpha that takes.
+# Read backwards: somebody reports a speed above the ceiling of demo 01. Then a forward yielded more
+# than one token on average, and the formula says what alpha that takes.
 
 
 # %%
@@ -209,7 +209,7 @@ def alpha_row(draft, T):
 RUNS = {key: measure(*key) for key in progress(KEYS, "speculating")}
 rows = [alpha_row(*key) for key in KEYS]
 print_table("toy-alpha", ["draft", "T", "predicted", f"gamma {A.gamma_max}", "all gammas"], rows,
-            title="alpha at temperature T")
+            title="alpha at temperature T (0: greedy)")
 observe("alpha-predicted", "Predicted alpha is off from that of all gammas by up to {x:.3f}.",
         value=max(abs(row[2] - row[4]) for row in rows), at_most=0.1)
 
@@ -235,7 +235,7 @@ def tau_row(draft, T, gamma):
 
 
 rows = [tau_row(*key, gamma) for key in KEYS for gamma in A.gammas]
-heads = ["measured", "±", "textbook", "± of it", "by position", "± there"]
+heads = ["measured", "±", "textbook", "± t.", "by position", "± p."]
 print_table("toy-tau", ["draft", "T", "gamma", *heads], rows, formats=dict.fromkeys(heads, ".2f"),
             title=f"tau: measured, and predicted from gamma {A.gamma_max}")
 TAU = np.array([row[3:] for row in rows])
@@ -247,4 +247,4 @@ observe("tau-outlier", "The worst of {n} predictions is {x:.1f} standard errors 
         n=misses.size, value=misses.max(), at_most=most_errors(misses.size),
         not_judged=too_few(run for runs in RUNS.values() for run in runs.values()))
 figure("tau-predicted", against_measured("tau on the toy", TAU[:, :2].T, {
-    "textbook": TAU[:, 2:4].T, "by position": TAU[:, 4:].T}), "predicted over measured tau")
+    "textbook": TAU[:, 2:4].T, "by position": TAU[:, 4:].T}), "tau, predicted against measured")

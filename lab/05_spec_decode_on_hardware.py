@@ -76,7 +76,7 @@ def step_row(shape, extra_ms):
 print_table("one-step", ["model", "weights read", "overhead, ms", "step, ms", "c"],
             [step_row(TARGET, A.overhead_target_ms), step_row(DRAFT, A.overhead_draft_ms)],
             title=f"One decode step on {CHIP.name}, batch {A.batch}, context {A.context}")
-observe("fits", "Beside both models {x} sequences of {n} tokens fit in memory.", n=A.context,
+observe("fits", "Memory holds both models and {x} sequences of {n} tokens.", n=A.context,
         value=max_batch(TARGET, CHIP, A.context, draft=DRAFT), at_least=A.batch)
 
 # %%
@@ -95,7 +95,7 @@ print_table("verify-ratio", ["tokens", "reading, ms", "arithmetic, ms", "time, m
 # %% [markdown]
 # A round makes gamma draft steps, then one target forward of gamma + 1 tokens. It yields tau
 # tokens: the accepted ones and the target's own. The speedup is tau / (gamma c + verify ratio).
-# *pays above* is the smallest alpha at which one drafted token pays: c + verify ratio of 2 - 1.
+# *pays above*: the alpha above which one drafted token pays, c - 1 + the verify ratio of 2 tokens.
 
 # %%
 COLUMNS = {"gamma": "d", "c": ".3f", "tau": ".2f", "verify ratio": ".2f", "speedup": ".2f",
@@ -137,15 +137,15 @@ CELLS = {(n, b): plan(n, b, A.alpha) for n, b in PLACES if fits(n, b)}
 print_table("grid", ["context", "batch", *COLUMNS],
             [[*place, *row.values()] for place, row in CELLS.items()], formats=COLUMNS,
             title=f"The best draft length where both models fit, alpha {A.alpha:g}")
-observe("pays-where-fits", "At alpha {a:g} drafting does not pay in {x} of {n} cases.", a=A.alpha,
-        n=len(CELLS), value=sum(row["gamma"] == 0 for row in CELLS.values()), at_most=0)
+observe("pays-where-fits", "At alpha {a:g} drafting pays in {x} of {n} cases.", n=len(CELLS),
+        a=A.alpha, value=sum(row["gamma"] > 0 for row in CELLS.values()), at_least=len(CELLS))
 
 
 def compare(id, places, **bounds):
     """Observe the speedup at the last of some places in the table over that at the first."""
     if len(places) > 1:
         (n, b), (m, k) = min(places), max(places)
-        observe(id, "Context {m}, batch {k} has {x:.2f} of the speedup of context {n}, batch {b}.",
+        observe(id, "Context {m}, batch {k} has {x:.2f} x the speedup of context {n}, batch {b}.",
                 n=n, b=b, m=m, k=k, value=CELLS[m, k]["speedup"] / CELLS[n, b]["speedup"], **bounds)
 
 
@@ -177,12 +177,12 @@ sliders(lambda alpha: figure("moved", speedup_map(alpha), f"alpha = {alpha:g}"),
 # and so on. Its tau follows from *ranks*. The draft sorts all tokens by probability: the likeliest
 # has rank 0. A node's first child is the token of rank 0, its second the token of rank 1.
 #
-# 1. A toy model writes texts (easier ones than those of demo 03). Find the rank of each new token.
-# 2. Start at any token and follow the text down the tree, as long as the child of that rank exists.
+# 1. A toy model writes texts (its own are easier than demo 03's). Find each new token's rank.
+# 2. From any token, walk down the tree: to the child with the next token's rank, if it exists.
 # 3. tau is 1 plus the number of levels gone down, on average over all starts.
 #
 # - **First layer**: the first layer of the target, and its output head. Not trained to predict.
-# - **Trained layer**: the same of a model (its target) whose first layer was trained to predict.
+# - **Trained layer**: the first layer of *large-exit* (demo 03), for that target.
 # - **Int4 copy**: the whole target in 4 bits.
 
 # %%
@@ -201,10 +201,10 @@ print_table("tree-tau", ["tree", "nodes", *TAU], [tau_row(tree) for tree in TREE
             formats=dict.fromkeys(TAU, ".2f"))
 
 # %% [markdown]
-# Now the toy's taus and the times of section 1. The first layer and the int4 copy cost what their
+# Next: the toy's taus with section 1's times. The first layer and the int4 copy cost what their
 # own bytes cost, and an overhead in proportion to their layers. The trained layer plays the part of
-# EAGLE (arXiv 2401.15077), a drafter of one layer. Its cost is assumed: less, as EAGLE-3's output
-# head lists frequent tokens only. A level below w nodes is drafted by one forward of w tokens.
+# EAGLE (arXiv 2401.15077), a drafter of one layer. Its cost is assumed, below the first layer's:
+# the output head of EAGLE-3 is smaller. The children of w nodes take one forward of w tokens.
 
 # %%
 def draft_forward(draft, n, batch):
@@ -242,8 +242,8 @@ for batch in A.tree_batches:
 
 # %%
 many = max(A.tree_batches)
-observe("width-at-batch", "Trained layer at batch {b}: 4x2x2x1 has {x:.2f} of the chain of four's"
-        " speed.", b=many, at_most=1, value=tree_speedup("4x2x2x1", "trained layer", many)
+observe("width-at-batch", "Trained layer at batch {b}: 4x2x2x1 has {x:.2f} of the speed of"
+        " 1x1x1x1.", b=many, at_most=1, value=tree_speedup("4x2x2x1", "trained layer", many)
         / tree_speedup("1x1x1x1", "trained layer", many))
 observe("tau-no-speedup", "int4 copy, 4x4x4x4: tau is {t:.2f}, the speed at batch {b} is {x:.2f} of"
         " plain decoding's.", t=TAU["int4 copy"]["4x4x4x4"], b=many, at_most=1,

@@ -34,15 +34,15 @@ class Assumptions:
     target: OneOf(*toy.NAMES) = "large"  # Toy model that is the target.
     draft: OneOf(*toy.NAMES) = "small"  # Toy model that drafts.
     text: OneOf("code", "prose") = "code"  # Held-out text that the prompts come from.
-    prompts: Within(2, 256) = 64  # Prompts of 16 tokens. All tables are about these.
-    new_tokens: Within(8, 240) = 48  # Tokens that the target writes behind each.
+    prompts: Within(2, 256) = 64  # Prompts of 16 tokens.
+    new_tokens: Within(8, 240) = 48  # Tokens that the target writes after each.
     trees: tuple[OneOf(*TREES), ...] = ("1x1x1x1", "2x2x2")  # Trees that run on all prompts.
     checked: Within(1, 256) = 1  # Prompts on which every tree runs with every draft.
-    depth: Within(1, 6) = 6  # Most levels of the best tree.
-    width: Within(1, 64) = 8  # Most candidates per node of the best tree.
+    depth: Within(1, 6) = 6  # Levels of the best tree, at most.
+    width: Within(1, 64) = 8  # Candidates per node of it, at most.
     beam: Within(1, 64) = 4  # Nodes of a level that a confident tree expands.
     temperature: Within(0.01, 100.0) = 1.0  # Of target and draft in section 3.
-    top_k: Within(1, 1024) = 8  # Most tokens that may be drawn there.
+    top_k: Within(1, 1024) = 8  # Tokens that may be drawn there, at most.
     samples: Within(1, 1_000_000) = 300  # Runs sampled there.
     seed: NonNegative = 0  # Of all sampling.
 
@@ -55,17 +55,17 @@ RANKS = new_token_ranks(DRAFT, TEXTS)
 # %% [markdown]
 # ## 1. One forward for a tree
 #
-# A chain has one candidate per position. A tree has several: 2x2x2 has two at the root, two below
-# each of these, and two below each of those.
+# A chain has one candidate per position. A tree has several: 2x2x2 has two below the root (the last
+# token), two below each of these, and two below each of those.
 #
 # 1. All nodes are sent in one forward. The position of a node is that of its parent plus one, and
-#    a mask hides all other nodes but its ancestors.
+#    a mask shows it only its ancestors.
 # 2. Begin at the root. While there is a child that is the target's choice, go down to it.
 # 3. The nodes on this path are accepted. The target's own token ends the round.
 #
-# Demo 05 predicts tau without running a tree. The rank of the next token in the draft's list says
-# which child it is, if any. tau is 1 plus the levels gone down, on average over all places of the
-# texts. But a real round begins only where the last one ended.
+# Demo 05 predicts tau without running a tree. The rank of the target's token in the draft's list
+# says which child it is, if any. tau is 1 plus the levels gone down, on average over all places of
+# the texts. But a real round begins only where the last one ended.
 
 
 # %%
@@ -84,8 +84,8 @@ observe("average-close", "Measured tau is off from the predicted one by up to {x
         value=max(abs(row[5] - 1) for row in rows), at_most=0.1)
 
 # %% [markdown]
-# Is the text that of plain decoding? Does each round accept what the ranks say, from where it
-# begins? Every tree of demo 05 runs with three drafts, here on fewer prompts.
+# Is the text that of plain decoding? Does each round accept what the ranks predict at its start?
+# Every tree of demo 05 runs with three drafts (see demo 03), here on fewer prompts.
 
 # %%
 drafts = {A.draft: DRAFT, **{name: toy_draft(name, A.target) for name in DRAFTS}}
@@ -103,7 +103,7 @@ observe("rounds-as-ranks", "In {x} rounds, ranks and loop differ in what is acce
 # ## 2. The best tree
 #
 # 1. On other texts, count how often the target's choice is the draft's first, second, ...
-#    candidate, for each level.
+#    candidate, of the places where a level is reached.
 # 2. The product of these shares along the path to a node is the chance that it is accepted.
 # 3. The best tree of n nodes has the largest sum of chances. Dynamic programming finds it: the
 #    best subtrees of each size, from the deepest level up.
@@ -177,8 +177,8 @@ figure("tree", one_round(BEST[HAND]), "the best tree in one round; green: accept
 # %% [markdown]
 # ## 3. Sampling with several candidates
 #
-# 1. Draw candidates from q one after another, without replacement: after each, q becomes the rest
-#    of it, normalised.
+# 1. Draw candidates from q one after another, without replacement: each is taken out of q, which is
+#    normalised again.
 # 2. Test them in turn by the rule of demo 04, each against the q that it was drawn from. After
 #    a refusal, p becomes the residual.
 # 3. If all are refused, draw the recovered token from what p has become.
@@ -216,13 +216,13 @@ observe("exact", "With the rule, what is written is off from p by a TV of {x:.1g
         value=max(row[2] for row in rows), at_most=1e-12)
 observe("wrong-shows", "With the wrong rule and 4 candidates, the TV is {x:.4f}.",
         value=rows[-1][3], at_least=0.001)
-observe("more-accepted", "With 4 candidates for 1, one is accepted more often by {x:.3f}.",
+observe("more-accepted", "4 candidates instead of 1 raise acceptance by {x:.3f}.",
         value=rows[3][1] - rows[0][1], at_least=0.05)
 
 # %% [markdown]
-# Now whole trees, 4x2, sample behind the same prompt. We count pairs of the next two tokens. As in
-# demo 04, the noise floor is the median TV of plain samples of the same size, and the p-value the
-# share of them with at least the same TV.
+# Now sample with whole trees, 4x2, after the same prompt. Of three tokens we count the first two.
+# As in demo 04, the noise floor is the median TV of plain samples of the same size, and the p-value
+# the share of them with at least the same TV.
 
 
 # %%

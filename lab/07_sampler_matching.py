@@ -33,12 +33,12 @@ from llm_math import expected_tokens
 class Assumptions:
     draft: OneOf("small", "medium") = "medium"  # Draft model of the toy family, for its large one.
     temperature: Within(0.05, 10.0) = 0.6       # Temperature of the target with filters.
-    top_k: Within(0, 64) = 0                    # Its top-k; 0 is off.
-    top_p: Within(0.05, 1.0) = 0.95             # Its top-p (nucleus); 1 is off.
-    min_p: Within(0.0, 0.9) = 0.05              # Its min-p, a share of the likeliest; 0 is off.
-    penalties: tuple[Within(1.0, 4.0), ...] = (1.1, 1.3)  # Repetition penalties of more targets.
-    ratios: tuple[Within(0.05, 10.0), ...] = (0.5, 1.5)  # Draft's temperature over the target's.
-    grid: tuple[Within(0.05, 10.0), ...] = (.4, .5, .6, .7, .8, .9, 1.1, 1.3, 1.6, 2)  # Section 2.
+    top_k: Within(0, 64) = 0                    # Its top-k: only the k likeliest; 0 is off.
+    top_p: Within(0.05, 1.0) = 0.95             # Its top-p: the likeliest up to this sum; 1 is off.
+    min_p: Within(0.0, 0.9) = 0.05              # Its min-p: none below this x the top one; 0: off.
+    penalties: tuple[Within(1.0, 4.0), ...] = (1.1, 1.3)  # Repetition penalties to try.
+    ratios: tuple[Within(0.05, 10.0), ...] = (0.5, 1.5)  # Draft's T over the target's, section 1.
+    grid: tuple[Within(0.05, 10.0), ...] = (.4, .5, .6, .7, .8, .9, 1.1, 1.3, 1.6, 2)  # 2's ratios.
     gamma: Within(1, 32) = 4                    # Draft length.
     prompts: Within(2, 64) = 4                  # Prompts of held-out code, and as many of prose.
     new_tokens: Within(8, 200) = 40             # Tokens written after each.
@@ -54,7 +54,7 @@ A = assumptions(Assumptions)
 # The target draws from p and the draft model from q, both after temperature, filters and penalty.
 # A token from q is accepted with probability sum of min(p, q), the *overlap* (arXiv 2211.17192,
 # corollary 3.6). The table has its mean over the tested tokens, and the share of them that was
-# *accepted*. *std errors* is the difference over the standard error that chance gives it.
+# *accepted*. *std errors*: accepted - overlap, over its standard error. Of many, one is large.
 #
 # The draft has its target's filters and penalty, at the temperature in column *draft*. "matched" is
 # the target's own temperature, "greedy" takes the likeliest token.
@@ -100,16 +100,16 @@ print_table("samplers", columns, rows, title="The overlap, and what was accepted
 observe("overlap-predicts", "Of {n} differences the largest is {x:.1f} standard errors.",
         n=len(rows), value=max(abs(row[5]) for row in rows), at_most=largest_by_chance(len(rows)))
 observe("greedy-best-for-greedy", "For the greedy target, the matched draft's overlap is {x:.3f}"
-        " times the best other's.", at_least=1,
+        " times the next best.", at_least=1,
         value=rows[0][2] / max(row[2] for row in rows[1:] if row[0] == "greedy"))
 
 # %% [markdown]
 # ## 2. The draft's best temperature
 #
-# So acceptance can be predicted without drafting: the target writes texts alone, and we take the
-# mean overlap over their tokens. Might a weak draft model do better a little colder or hotter?
-# *best ratio*, of its temperature to the target's, has the largest overlap of those tried. *gain*
-# is that overlap less the matched one. As the best of many, part of it may be chance.
+# So acceptance can be predicted without drafting: the target writes other texts alone, and we take
+# the mean overlap over all their tokens, tested or not. Might a weak draft model do better a little
+# colder or hotter? *best ratio*, of its temperature to the target's, has the largest overlap of
+# those tried. *gain* is that overlap less the matched one. Part of it may be chance.
 
 # %%
 def overlap(target, **changes):
@@ -138,10 +138,10 @@ rows = [tuned_row(target) for target in SAMPLING]
 columns = ["target", "greedy", "matched", "best ratio", "at the best", "gain"]
 print_table("tuned", columns, rows, title="Overlap with a greedy, the matched and the best draft",
             formats=dict(zip(columns[1:], [".3f", ".3f", "g", ".3f", "+.3f"])))
-observe("greedy-draft-falls", "The greedy draft overlaps by {x:.3f} less than the matched one, or"
-        " more.", value=min(row[2] - row[1] for row in rows), at_least=0.03)
+observe("greedy-draft-falls", "The greedy draft overlaps less than the matched one, by at least"
+        " {x:.3f}.", value=min(row[2] - row[1] for row in rows), at_least=0.03)
 observe("tuning-little", "The largest gain from another temperature is {x:.3f} of overlap.",
-        value=max(row[5] for row in rows), at_most=0.03)  # no edit that was tried breaks it
+        value=max(row[5] for row in rows), at_most=0.03)  # holds for all values tried
 
 
 # %%
@@ -175,8 +175,8 @@ sliders(move, temperature=(0.1, 2.0, 0.1, 1.0), top_p=(0.5, 1.0, 0.05, 1.0),
 # %% [markdown]
 # ## 3. A repetition penalty
 #
-# It lowers the logit of every token that stands in the text (arXiv 1909.05858). A lookup copies
-# its drafts from the text, so it proposes just these tokens. A draft model can apply its target's
+# A penalty above 1 lowers the logits of tokens that are in the text (arXiv 1909.05858). A lookup
+# proposes only these tokens, and none where it finds no match. A draft model can apply its target's
 # penalty ("matched"), or leave it out ("plain").
 
 # %%
@@ -216,8 +216,8 @@ observe("draft-without-penalty", "Leaving out a penalty of {p:g} changes the ove
 # and reports the probabilities of another. Nothing fails, and more may be accepted.
 #
 # A round's first token depends on three random choices: the token drawn, whether it is accepted,
-# and the token that replaces it. We run the loop's own rule once for each way that these can fall
-# and add up the probabilities, so the table is exact. *TV* (total variation) says how far the
+# and the token that replaces it. We run the loop's own rule for every outcome at every tenth
+# token and add up the probabilities, so the table is exact. *TV* (total variation) says how far the
 # output is from p: half the sum, over all tokens, of the difference in probability. 0 is lossless.
 
 # %%

@@ -44,8 +44,8 @@ class Assumptions:
     new_tokens: Within(16, 200) = 64              # Tokens written after each.
     gamma_max: Within(4, 32) = 12                 # Longest draft.
     chip: OneOf(*CHIPS) = "h100-sxm"              # Chip of the cost models.
-    target: OneOf(*MODELS) = "llama-3.1-8b"       # Model whose step is a target step there.
-    priced: OneOf(*MODELS) = "llama-3.2-1b"       # Model whose step is a draft step there.
+    target: OneOf(*MODELS) = "llama-3.1-8b"       # Model that gives a target step's time.
+    priced: OneOf(*MODELS) = "llama-3.2-1b"       # Model that gives a draft step's time.
     batches: tuple[Count, ...] = (1, 32, 256)     # Sequences decoded together on the chip.
     context: Count = 1024                         # Tokens cached for each of them.
     floor: Within(0.0, 1.0) = 0.35                # Acceptance below which Floor drafts less.
@@ -82,8 +82,8 @@ observe("easy-and-hard", "Agreement is {x:.2f} higher on the easy text than on t
 # ## 2. What a round costs
 #
 # A round with gamma drafts takes t(gamma + 1) + gamma c plain steps. t(n): the time of sending n
-# tokens over that of sending one. c: a draft step's time over a target step's. On the chip both are
-# predicted, as in demo 05. On this machine the toy is timed.
+# tokens over that of sending one. c: a draft step's time over a target step's. The toys write. On
+# the chip, times of Llama are predicted (demo 05, overheads too); on this machine, the toy's timed.
 
 # %%
 SENT = sorted({*(n for n in (1, 2, 3, 5, 9) if n <= A.gamma_max), A.gamma_max + 1})
@@ -117,7 +117,7 @@ print_table("costs", ["costs", *heads], rows, formats=dict.fromkeys(heads, ".2f"
 #
 # A policy chooses gamma before each round. These know no costs:
 #
-# - **Always 4**, and **best fixed**: the best length for this text and cost, found afterwards.
+# - **Always 4.** (**Best fixed** is the best length for a text and cost, found afterwards.)
 # - **AIMD.** Begin at 4. After a full acceptance draft one more, after a refusal half as many, at
 #   least 1. **AIMD least 4** never drafts fewer than 4.
 # - **Floor.** Begin at 4.
@@ -134,7 +134,7 @@ print_table("costs", ["costs", *heads], rows, formats=dict.fromkeys(heads, ".2f"
 # 3. If that is 0, spend 1% of the time on trying a draft.
 #
 # The **oracle** knows in advance what would be accepted. Regret is the extra time over the
-# oracle's, on average over the texts. Rounds are counted on the text that the target wrote.
+# oracle's, on average over the texts. Rounds are replayed on the text that the target wrote.
 
 # %%
 chain = ModelDrafter(Remembered(toy.load(A.draft)))           # runs each forward once
@@ -207,8 +207,8 @@ observe("length-matters", "On the chip, always 4 has as little as {x:.2f} of bes
 REGRET = {name: ratios("oracle", name).mean() - 1 for name in SPEEDS[cost, "easy"]}
 observe("oracle-fastest", "On the chip, the others have at most {x:.3f} of the oracle's speed.",
         value=max(ratios(name, "oracle").max() for name in [*REGRET][:-1]), at_most=1 + 1e-9)
-observe("least-regret", "On the chip, cost-aware has {x:.2f} times the least regret of the rules "
-        "that know no costs and are not fitted.", at_most=1, value=REGRET["cost-aware"]
+observe("least-regret", "On the chip, cost-aware has {x:.2f} times the regret of the best rule "
+        "without costs or fitting.", at_most=1, value=REGRET["cost-aware"]
         / min(REGRET[name] for name in ("always 4", "AIMD", "floor", "confident")))
 observe("fitting-helps", "On the chip, cost-aware has {x:.2f} times the regret of fitted.",
         value=REGRET["cost-aware"] / REGRET["fitted"], at_least=1)
@@ -219,15 +219,15 @@ observe("plain-is-as-fast", "On this machine, plain decoding has {x:.2f} of cost
 # %% [markdown]
 # ## 4. By the target itself
 #
-# Now the target writes the alternating text with each policy, at the costs of the first row above.
+# Now the target writes the alternating text with each policy, at the costs of the first batch.
 # In the figure a bar is a round, as wide as the tokens that it wrote.
 
 # %%
 MADE = {name: decode("alternating", *how, by=target) for name, how in
         progress(policies("alternating", ON_CHIP[0]).items(), "by the target")}
-observe("same-text", "{x} of its tokens are not those of plain decoding.", at_most=0, value=sum(
+observe("same-text", "{x} of its tokens differ from plain decoding's.", at_most=0, value=sum(
     int((texts != written[TEXTS["alternating"]]).sum()) for texts, _ in MADE.values()))
-observe("same-rounds", "{x} of {n} policies have another speed than was counted.", n=len(MADE),
+observe("same-rounds", "{x} of the {n} that ran have another speed than counted.", n=len(MADE),
         at_most=0, value=sum(speed(run, ON_CHIP[0]) != SPEEDS[ON_CHIP[0], "alternating"][name]
                              for name, (_, run) in MADE.items()))
 

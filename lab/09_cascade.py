@@ -4,7 +4,7 @@
 # **Question.** A small model drafts for a middle one, and both for a large one. Does that pay?
 #
 # **Watch for.** Which q the large model tests with. How good and how cheap the two drafts must be.
-# Where the small model is good enough for the middle one, it is nearly so for the large one.
+# Where the small model is good enough for the middle one, it nearly is for the large one.
 #
 # **Takes.** about 15 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
@@ -33,11 +33,11 @@ from llm_math import MODELS, best_cascade, cascade_cost, expected_tokens, model,
 
 @dataclass(frozen=True)
 class Assumptions:
-    small: OneOf(*MODELS) = "pythia-70m"        # Model whose step is the price of the small one's.
-    middle: OneOf(*MODELS) = "pythia-410m"      # Model whose step is the price of the middle one's.
-    large: OneOf(*MODELS) = "pythia-2.8b"       # Model whose step is the price of the target's.
-    chip: OneOf(*CHIPS) = "h100-sxm"            # Chip on which they are priced.
-    batches: tuple[Count, ...] = (1, 32, 128)   # Sequences decoded together; the first is counted.
+    small: OneOf(*MODELS) = "pythia-70m"        # Its step time is used as the small model's.
+    middle: OneOf(*MODELS) = "pythia-410m"      # Its step time is used as the middle model's.
+    large: OneOf(*MODELS) = "pythia-2.8b"       # Its step time is used as the target's.
+    chip: OneOf(*CHIPS) = "h100-sxm"            # Chip whose times these are.
+    batches: tuple[Count, ...] = (1, 32, 128)   # Batch sizes; all but one table use the first.
     context: Count = 512                        # Tokens cached for each of them.
     layer_us: Within(0.0, 1e4) = 10.0           # Time of a layer besides bytes and FLOPs, us.
     alpha_12: Alpha = 0.8                       # Share of small's tokens that middle accepts.
@@ -52,7 +52,7 @@ class Assumptions:
         sizes = [model(name).n_params() for name in (self.small, self.middle, self.large)]
         if not sizes[0] < sizes[1] < sizes[2]:
             raise BadInput(f"--small {self.small}, --middle {self.middle} and --large {self.large}"
-                           " are no cascade: three models that grow would be right")
+                           " must grow in this order")
         if self.inner >= self.gamma:
             raise BadInput(f"--inner is {self.inner}: below --gamma {self.gamma} would be right")
 
@@ -67,8 +67,8 @@ CHIP, RNG = chip(A.chip), np.random.default_rng(A.seed)
 # replaced, has the middle model's distribution. It is the draft for the large model, which tests it
 # by the same rule. So its q must be the middle model's, even for a token of the small one.
 #
-# Three random models of 3 tokens show it. We run the loop once for every way that its random
-# choices can fall, and add up the probabilities of each text of 3 tokens. *TV* (total variation)
+# Three random models with a vocabulary of 3 show it. We run the loop for every outcome of its
+# random choices, and add up the probabilities of each text of 3 tokens. *TV* (total variation)
 # is half the sum of the differences to what the large model writes alone. 0 is lossless.
 
 # %%
@@ -94,7 +94,7 @@ observe("small-q-wrong", "With the wrong q the TV is {x:.3f}.", value=rows[1][1]
 #   *alpha_13*: what the large one accepts of the middle one's and of the small one's.
 # - *inner*: tokens drafted for the middle model at once. *gamma*: tokens drafted for the large one.
 # - *gain*: the cascade's predicted speed over that of the faster pair (or of plain decoding). All
-#   have their best lengths. The formula takes acceptance as the same at every token.
+#   have their best lengths. The formula (llm_math.best_cascade) takes acceptance as constant.
 #
 # Here alpha_13 is alpha_12 times alpha_23, as if the two acceptances were independent.
 
@@ -110,7 +110,7 @@ def step(name, n=1, batch=A.batches[0]):
 def predict(c1, c2, alpha_12, alpha_23, alpha_13=None):
     """({drafts: (inner, gamma, speed)} at the best lengths, gain), of numbers or arrays."""
     alpha_13 = alpha_12 * alpha_23 if alpha_13 is None else alpha_13
-    found = {"small": best_cascade(0.0, alpha_13, 0.0, c1, 0, A.gamma),
+    found = {"small": best_cascade(0.0, alpha_13, 0.0, c1, 0, A.gamma),  # inner 0: a pair
              "middle": best_cascade(0.0, alpha_23, 0.0, c2, 0, A.gamma),
              "cascade": best_cascade(alpha_12, alpha_23, c1, c2, A.inner, A.gamma)}
     return found, found["cascade"][2] / np.maximum(found["small"][2], found["middle"][2])
@@ -157,7 +157,7 @@ def gain_map(c1, c2, cases):
         axis.annotate(f"  {predict(c1, c2, *case)[1]:.2f}", case, va="bottom", fontsize=9)
     axis.set(xlabel="alpha_12, middle accepts small's", ylabel="alpha_23, large accepts middle's",
              title=f"Predicted gain if independent, c1 = {c1:.3f}, c2 = {c2:.3f}")
-    fig.colorbar(shade, label="speed over the faster pair's; line: 1.005")
+    fig.colorbar(shade, label="speed over the faster pair's; line: pays by 0.5%")
     return fig
 
 
@@ -200,12 +200,12 @@ observe("not-independent", "alpha_13 is above the product by {x:.3f} or more.", 
         value=min(row[3] - row[4] for row in rows))
 
 # %% [markdown]
-# Now the loop runs at T 0, at the best lengths of all. *counted* is the speed by its forwards and
+# Now the loop runs at T 0, at these texts' best lengths. *counted* is the speed by its forwards and
 # their costs. *ratio*: predicted over counted. *differ*: texts that are not plain decoding's.
 
 # %%
 def decode(name, inner, gamma, target):
-    """(speed, texts that differ from plain ones); target: makes what verifies, from the text."""
+    """(speed, texts that differ from plain ones); target(text): the model that verifies."""
     if name == "cascade":
         drafter, c = CascadeDrafter(DRAFT["middle"], ModelDrafter(DRAFT["small"]), inner), 0.0
     else:

@@ -32,7 +32,7 @@ from lab.ngram.scratch import Scratch, corpus_tokens, first_share, repeated_shar
 class Assumptions:
     target: OneOf(*toy.NAMES) = "large"                # Toy model that is the target.
     top_k: Within(1, 64) = 4                           # Successors kept for each context.
-    orders: tuple[Within(2, 6), ...] = (2, 3, 4)       # Tables to build, by tokens of an n-gram.
+    orders: tuple[Within(2, 6), ...] = (2, 3, 4)       # The n of each table's n-grams.
     shares: tuple[Within(0.001, 1.0), ...] = (0.016, 0.063, 0.25, 1.0)  # Shares of the corpus.
     prompts: Within(1, 256) = 6                        # Prompts of each text.
     prompt_tokens: Within(8, 160) = 32                 # Length of a prompt, tokens.
@@ -41,8 +41,8 @@ class Assumptions:
     price: Within(0.0, 1.0) = 0.05                     # Of a drafted token, in steps of the target.
     big_tokens: Within(10_000, 200_000_000) = 4_000_000  # Random tokens in the tables timed.
     big_vocabulary: Within(16, 200_000) = 49_152       # Vocabulary size of those.
-    lookups: Within(10, 1_000_000) = 400               # Lookups timed, one at a time.
-    seed: NonNegative = 0                              # Of the random tokens and the lookups.
+    queries: Within(10, 1_000_000) = 400               # Table lookups timed, one at a time.
+    seed: NonNegative = 0                              # Of the random tokens and the queries.
 
     def __post_init__(self):
         for name in ("orders", "shares"):
@@ -93,19 +93,19 @@ def coverage(table, kind):
 
 
 tables = build_all()
-known = {key: coverage(table, "code") for key, table in tables.items()}
+code = {key: coverage(table, "code") for key, table in tables.items()}
 heads = ["code: known", "code: right", "prose: known", "prose: right"]
 print_table("growing", ["order", "tokens", "MB", *heads],
-            [[t.order, t.n_tokens, t.nbytes / 1e6, *known[key], *coverage(t, "prose")]
+            [[t.order, t.n_tokens, t.nbytes / 1e6, *code[key], *coverage(t, "prose")]
              for key, t in tables.items()], formats={"MB": ".2f"} | dict.fromkeys(heads, ".0%"))
 
 # %%
-growth = {order: known[ALL, order][1] / known[SHARES[0], order][1] for order in ORDERS}
+growth = {order: code[ALL, order][1] / code[SHARES[0], order][1] for order in ORDERS}
 observe("long-contexts-grow", "With {n:.0f} times the corpus, order {low} is right {b:.2f} times as"
-        " often on code, and order {top} {x:.2f} times as often.", n=ALL / SHARES[0], low=ORDERS[0],
+        " often on code, and order {top}, {x:.2f} times.", n=ALL / SHARES[0], low=ORDERS[0],
         top=TOP, b=growth[ORDERS[0]], value=growth[TOP], at_least=growth[ORDERS[0]])
 observe("known-contexts", "Order {top} knows {x:.2f} times as many contexts of code as order {n}.",
-        top=TOP, n=ORDERS[-2], value=known[ALL, TOP][0] / known[ALL, ORDERS[-2]][0], at_most=1)
+        top=TOP, n=ORDERS[-2], value=code[ALL, TOP][0] / code[ALL, ORDERS[-2]][0], at_most=1)
 
 # %% [markdown]
 # ## 2. Which text to draft for
@@ -159,7 +159,7 @@ observe("fresh", "Of the held-out code {x:.1%} repeats earlier text.",
 #   its price. The drafter learns these chances, tier by tier, from what was accepted so far.
 #
 # The price, assumed, is what a drafted token adds to a round, in steps of the target. So *tokens a
-# step* is tau / (1 + price x drafts a round). alpha counts tested tokens, none after a refusal.
+# step* is tau / (1 + price x drafts a round). alpha is the accepted share of tested tokens.
 
 # %%
 def with_tables(share, highest, price=0.0):
@@ -215,20 +215,20 @@ observe("corpus-adds", "{n:.0f} times the corpus changes tokens a round on fresh
 # ## 4. What reading costs
 #
 # Now two larger tables, of random tokens with a real model's vocabulary. A disk is read in pages of
-# 4096 bytes. A lookup is *cold* when the system must fetch the page, and *warm* when it still has
+# 4096 bytes. A query is *cold* when the system must fetch the page, and *warm* when it still has
 # it in memory. *mmap* reads a page when it is first touched, *ram* reads the whole file at once.
 # The row of a bigram is at the place that its token's id says: one read. A trigram is found by
-# binary search: each halving reads one more place, and all searches share the first ones. *pages
-# predicted* is how many different pages all lookups together should touch.
+# binary search: each halving reads one more place; the first places are the same for all. *pages
+# predicted* is how many different pages all queries together should touch.
 #
 # For comparison, Python reads one number at a random place in memory as large as the table.
 
 # %%
 def timed(order):
-    """Random lookups in a table of this order, timed."""
+    """Random queries to a table of this order, timed."""
     rng = np.random.default_rng(A.seed)
     drawn = rng.integers(A.big_vocabulary, size=A.big_tokens, dtype=np.uint32)
-    starts = rng.integers(A.big_tokens - order, size=A.lookups)
+    starts = rng.integers(A.big_tokens - order, size=A.queries)
     table = scratch.build("random", drawn, order, A.top_k, A.big_vocabulary, "none")
     table.close()
     contexts = np.stack([drawn[starts + i] for i in range(order - 1)], axis=1)
@@ -236,14 +236,14 @@ def timed(order):
 
 
 reading = {order: timed(order) for order in progress((2, 3), "reading")}
-heads = ["us a lookup", "pages in memory", "MB read"]
+heads = ["us/query", "pages in memory", "MB read"]
 print_table("lookups", ["order", "MB", "file", "state", *heads[:2], "pages predicted", "MB read"],
             reading[2].rows + reading[3].rows, measured=heads, formats={"pages predicted": ".0f"},
-            title=f"{A.lookups} lookups, one at a time")
-record_samples("seconds of a lookup", reading[2].samples | reading[3].samples)
-observe("single-trigram", "A warm trigram takes the time of {x:.1f} such reads of {b:.0f} ns each.",
+            title=f"{A.queries} queries, one at a time")
+record_samples("seconds of a query", reading[2].samples | reading[3].samples)
+observe("single-trigram", "A warm trigram takes as long as {x:.1f} memory reads of {b:.0f} ns.",
         b=reading[3].one_read * 1e9, value=reading[3].warm.median / reading[3].one_read,
-        at_most=40, measured=True, not_judged=disturbed(reading[3].warm.quartiles, "a warm lookup"))
-observe("few-pages", "All trigram lookups together touch {x:.1f} times as many pages as all bigram"
-        " lookups.", value=reading[3].pages / reading[2].pages, at_least=2)
+        at_most=40, measured=True, not_judged=disturbed(reading[3].warm.quartiles, "a warm query"))
+observe("few-pages", "All trigram queries together touch {x:.1f} times as many pages as all bigram"
+        " queries.", value=reading[3].pages / reading[2].pages, at_least=2)
 scratch.close()

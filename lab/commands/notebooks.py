@@ -15,6 +15,7 @@ from lab.support.errors import BadInput
 FOLDER = console.ROOT / "notebooks"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMEOUT = 600  # seconds for one cell
+HIDE = "hide-input"  # tag of code that a page for the class folds away, as Jupyter Book does
 
 
 def notebook_path(demo: Path) -> Path:
@@ -34,8 +35,10 @@ def build(demo: Path):
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for index, cell in enumerate(notebook.cells):
         cell.id = f"{Path(demo).stem[:2]}-{index:02d}"
-        tags = cell.metadata.get("tags")
-        cell.metadata = {"tags": list(tags)} if tags else {}
+        tags = list(cell.metadata.get("tags", []))
+        if cell.cell_type == "code" and "class Assumptions" not in cell.source:
+            tags.append(HIDE)
+        cell.metadata = {"tags": tags} if tags else {}
     return notebook
 
 
@@ -70,7 +73,8 @@ def _lasting(outputs: list) -> list:
             continue
         if output.output_type in ("display_data", "execute_result"):
             output["data"].pop(WIDGET, None)
-            output["metadata"] = {}
+            alt = output["metadata"].get("image/png", {}).get("alt")  # what a screen reader says of a figure
+            output["metadata"] = {"image/png": {"alt": alt}} if alt else {}
         kept.append(output)
     return kept
 

@@ -124,7 +124,7 @@ PROPOSALS = {
     "two drawn, without replacement": lambda q: [
         (q[x] * rest[y], [x, y], [q, rest]) for x in np.flatnonzero(q) for rest in [residual(q, int(x))]
         for y in np.flatnonzero(rest)],
-    "the two likeliest, without chance": lambda q: [(1.0, np.argsort(-q)[:2], [None, None])],
+    "the two likeliest, with q = 1": lambda q: [(1.0, np.argsort(-q)[:2], [None, None])],
     "WRONG: the likeliest, said to be drawn": lambda q: [(1.0, [q.argmax()], [q])],
 }
 

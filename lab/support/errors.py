@@ -12,8 +12,12 @@ SHOWN_AT_MOST = 60  # characters of a value in a sentence
 class BadInput(ValueError):
     """Input that cannot be used, in one sentence that names the value and what would be right.
 
-    A demo run as a script prints it to stderr as "error: ..." and exits with status 2.
+    A demo run as a script prints it to stderr as "error: ..." and exits with status 2; a notebook shows that line.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a traceback."""
+        return [f"error: {self}"]
 
 
 def require(ok, name: str, value, right: str) -> None:

@@ -54,11 +54,12 @@ def sliders(show: Callable, **ranges: tuple) -> None:
     places: dict[str, Any] = {}                    # handles of IPython, which states no types
 
     def draw(_change=None) -> None:
-        for kind, bundle in _caught(show, {name: slider.value for name, slider in made.items()}).items():
+        found = _caught(show, {name: slider.value for name, slider in made.items()})
+        for kind, (bundle, metadata) in found.items():
             if kind in places:
-                places[kind].update(bundle, raw=True)
+                places[kind].update(bundle, raw=True, metadata=metadata)
             else:
-                places[kind] = display(bundle, raw=True, display_id=True)
+                places[kind] = display(bundle, raw=True, metadata=metadata, display_id=True)
 
     for slider in made.values():
         slider.observe(draw, names="value")
@@ -84,8 +85,8 @@ def _slider(label: str, given: tuple):
     return kind(min=least, max=greatest, step=step, value=start, **look)
 
 
-def _caught(show: Callable, values: dict) -> dict[str, dict]:
-    """What show(**values) prints and draws, as what a notebook displays: {"text": bundle, "figure": bundle}."""
+def _caught(show: Callable, values: dict) -> dict[str, tuple[dict, dict]]:
+    """What show(**values) prints and draws, as a notebook displays it: {"text" or "figure": (bundle, metadata)}."""
     from IPython.utils.capture import capture_output
 
     record.redrawing = True
@@ -94,8 +95,10 @@ def _caught(show: Callable, values: dict) -> dict[str, dict]:
             show(**values)
     finally:
         record.redrawing = False
-    found = {"text": {"text/plain": caught.stdout.strip("\n")}} if caught.stdout.strip() else {}
+    found: dict[str, tuple[dict, dict]] = {}
+    if caught.stdout.strip():
+        found["text"] = {"text/plain": caught.stdout.strip("\n")}, {}
     for each in caught.outputs:
         if "image/png" in each.data:
-            found["figure"] = each.data
+            found["figure"] = each.data, each.metadata
     return found

@@ -67,10 +67,10 @@ def test_counts_meet_the_formulas(cache):
 
 def test_linear_and_quadratic(cache):
     with_cache, without = table(cache, "whole-text")
-    assert 1 < with_cache["2nd half / 1st"] < 1.2
+    assert 1 < with_cache["FLOP, 2nd half / 1st"] < 1.2
     # (4 + i) summed over i: the second 20 tokens against the first, by hand, and attention on top.
     by_hand = sum(range(24, 44)) / sum(range(4, 24))
-    assert by_hand < without["2nd half / 1st"] < by_hand * 1.1
+    assert by_hand < without["FLOP, 2nd half / 1st"] < by_hand * 1.1
 
 
 def test_cache_bytes(cache):

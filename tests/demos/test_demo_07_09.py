@@ -453,8 +453,8 @@ def test_at_its_edges_a_demo_runs_to_the_end(demo, flags, no_figures):
     (SAMPLERS, ["--prompts", 1], "2 to 64"),
     (SAMPLERS, ["--ratios", 0], "0.05 to 10"), (DEPTH, ["--candidates", 8], "16 to 200"),
     (DEPTH, ["--gamma-max", 3], "4 to 32"), (DEPTH, ["--target", "gpt-5"], "--target has no choice"),
-    (CASCADE, ["--middle", "pythia-70m"], "three models that grow"),
-    (CASCADE, ["--small", "pythia-2.8b", "--large", "pythia-70m"], "three models that grow"),
+    (CASCADE, ["--middle", "pythia-70m"], "must grow in this order"),
+    (CASCADE, ["--small", "pythia-2.8b", "--large", "pythia-70m"], "must grow in this order"),
     (CASCADE, ["--alpha-12", 1.1], "--alpha-12"), (CASCADE, ["--inner", 0], "1 to 31"),
     (CASCADE, ["--gamma", 1], "2 to 32"), (CASCADE, ["--inner", 4], "below --gamma 4")])
 def test_bad_input(demo, flags, words):

@@ -16,7 +16,7 @@ from records import observation, table
 from small import save
 
 TOY, REAL = ROOT / "lab" / "11_ngram_on_ssd.py", ROOT / "lab" / "18_real_ngram.py"
-SMALL = ("--prompts", "2", "--new-tokens", "24", "--big-tokens", "60000", "--lookups", "200", "--shares", "0.05", "0.2")
+SMALL = ("--prompts", "2", "--new-tokens", "24", "--big-tokens", "60000", "--queries", "200", "--shares", "0.05", "0.2")
 QUICK = ("--new-tokens", "12", "--timed-tokens", "8", "--timings", "1", "--context", "16", "--penalised", "8",
          "--gamma", "4", "--max-tokens", "20000")
 
