@@ -34,7 +34,7 @@ from lab.measure.prompts import PROMPTS
 from lab.measure.spread import disturbed
 from lab.measure.threads import choose_threads
 from lab.measure.turns import Method
-from lab.models.quant import parse_scheme
+from lab.models.quant import Rounding
 from lab.models.rounded import integer_kernels, quantized
 
 
@@ -44,7 +44,7 @@ class Assumptions:
     draft: models.Real = ""                       # A smaller model of its family; "": see scheme.
     device: str = "cpu"                           # cpu, cuda, cuda:1, or auto.
     dtype: OneOf(*models.DTYPES) = "float32"      # Of weights and cache.
-    scheme: str = "int4-g32"                      # Without a draft, the target rounded like this.
+    scheme: Rounding = "int4-g32"                 # Without a draft, the target rounded like this.
     repeat_tokens: Within(8, 512) = 32            # Tokens of the text to be repeated, at most.
     code_tokens: Within(8, 512) = 24              # Tokens of code, at most.
     open_tokens: Within(8, 512) = 24              # Tokens of the open question's answer, at most.
@@ -58,7 +58,6 @@ class Assumptions:
 
 
 A = assumptions(Assumptions)
-parse_scheme(A.scheme)                            # refuses an unknown one before anything is loaded
 
 # %% [markdown]
 # ## 1. What drafting and verifying cost

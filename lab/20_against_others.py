@@ -54,9 +54,10 @@ A = assumptions(Assumptions)
 # %% [markdown]
 # ## 1. What a forward costs
 #
-# On a CPU this lab keeps float32 weights in a layout that is faster to read: *packed*. Anyone who
-# loads the model with transformers gets PyTorch's own kernels: *loaded*. They add the same products
-# in another order. The verify ratio is the time of sending n tokens over that of sending one.
+# On a CPU this lab keeps float32 weights in a layout made for sending several tokens: *packed*.
+# Anyone who loads the model with transformers gets PyTorch's own kernels: *loaded*. They add the
+# same products in another order. The verify ratio is the time of sending n tokens over that of
+# sending one.
 
 # %%
 def read_costs():
@@ -91,6 +92,10 @@ print_table("forward-times", ["tokens", *columns], [forward_row(n) for n in LENG
 observe("verify-cheap", "Packed, sending {n} tokens takes {x:.2f} times as long as sending one.",
         n=9, value=COSTS["packed"].t(9), at_most=4.5, measured=True,
         not_judged=COSTS["packed"].not_judged)
+if (A.device, A.dtype) == ("cpu", "float32"):     # elsewhere nothing is packed
+    observe("kernels", "Packed, sending {n} tokens takes {x:.2f} of the time that it takes loaded.",
+            n=9, value=COSTS["packed"].t.seconds[9] / COSTS["loaded"].t.seconds[9], at_most=0.9,
+            measured=True, not_judged=COSTS["packed"].not_judged or COSTS["loaded"].not_judged)
 
 # %% [markdown]
 # ## 2. Drafts
@@ -193,10 +198,6 @@ theirs = BY["repeat", "lookup", "packed"]
 observe("lookup-same-kernels", "On packed weights, our lookup has {x:.2f} times the speed of "
         "theirs.", value=ours.speedup / theirs.speedup, at_least=0.9, measured=True,
         not_judged=undecided(ours, 0.9, theirs))
-ours, theirs = BY["open", "generate", "packed"], BY["open", "generate", "loaded"]
-observe("kernels", "The packed kernels make transformers' plain decoding {x:.2f} times as fast.",
-        value=ours.speedup / theirs.speedup, at_least=1.1, measured=True,
-        not_judged=undecided(ours, 1.1, theirs))
 rows = [row for (_, way, _), row in BY.items() if way == "generate"]
 theirs = max(rows, key=lambda row: row.speedup)
 observe("plain-against-theirs", "transformers' plain decoding at its best has {x:.2f} times the "

@@ -17,7 +17,7 @@ TOY = {number: path for number, path in demos().items() if number < 14}
     (4, ["--gamma-max", 5], ["--gamma-max", "--gammas"]), (4, ["--samples", 10**12], ["--samples"]),
     (6, ["--prompts", 10**12], ["--prompts"]), (6, ["--samples", 10**12], ["--samples"]),
     (7, ["--penalties", 0.5], ["--penalties"]), (7, ["--prompts", 10**12], ["--prompts"]),
-    (8, ["--requests", 9, "--candidates", 8], ["--requests", "--candidates"]),
+    (8, ["--requests", 17], ["--requests", "16"]),
     (8, ["--requests", 10**12], ["--requests"]), (9, ["--inner", 8, "--gamma", 8], ["--inner", "--gamma"]),
     (9, ["--middle", "pythia-70m"], ["--small", "--middle", "--large"]), (11, ["--prompts", 10**12], ["--prompts"])])
 def test_it_refuses_before_the_first_section(number, flags, words, capsys):
