@@ -22,15 +22,15 @@ real: setup
 check: setup
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q -n 2 -m "not slow and not nightly"
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow and not nightly"
 
 test: setup
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -n 2 -m "not nightly"
+	$(PY) -m pytest -n 2 --dist worksteal -m "not nightly"
 
 nightly: setup
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 
 notebooks: setup
 	$(PY) -m lab.commands.notebooks

@@ -141,7 +141,7 @@ def test_18_tables_stay_for_the_chat_and_are_those_of_the_target(target):
             assert found.order == order
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_18_reads_its_own_tables_while_another_run_writes_its_own(target, monkeypatch):
     evict, published = disk.evict, [console.OUT / f"18-{name}.ngram" for name in ("bigram", "trigram")]
 
@@ -159,7 +159,7 @@ def test_18_reads_its_own_tables_while_another_run_writes_its_own(target, monkey
     assert not list(console.OUT.glob("ngram-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_18_counts_the_files_it_is_given(target, tmp_path):
     (tmp_path / "some.txt").write_text("the cat sat on the mat. " * 40)
     made = console.run_demo(REAL, ["--target", str(target), *QUICK, "--corpus", str(tmp_path)])

@@ -98,7 +98,7 @@ def test_a_small_llama(record):
     assert [row["kernels"] for row in table(record, "step-costs")] == ["the target's"] * 2 + ["integer"] * 2
     assert [row["differ"] for row in texts] == [0] * 8          # in float32 nothing is within rounding of another
     # Here drafts are right often enough that the tables say something.
-    assert max(row["measured tau"] for row in whys) > 1.5 and sum(row["from drafts"] for row in texts) > 4
+    assert sum(row["from drafts"] for row in texts) > 4      # of fixed shapes; those of the tables hang on the times read
     shapes = {row["method"]: row["nodes by level"] for row in whys if row["nodes by level"] not in (None, "none")}
     assert all(sum(map(int, shape.split())) <= 4 for shape in shapes.values())
     assert all(set(shape.split()) == {"1"} for name, shape in shapes.items() if name.endswith("chain"))
@@ -120,7 +120,7 @@ def readings_aside(record):
     return kept
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_assumptions_give_the_same_drafts_and_samples(record, folders):
     assert readings_aside(run(folders / LLAMA)) == readings_aside(record)
 
@@ -132,7 +132,7 @@ def test_a_hybrid_whose_trees_go_as_paths(folders):
     assert max(row["measured tau"] for row in whys if "int4" in row["method"]) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_and_a_draft_of_its_own(folders):
     """One that shares the tokenizer and has more output rows."""
     path = str(folders / "padded")
@@ -142,7 +142,7 @@ def test_bfloat16_and_a_draft_of_its_own(folders):
     assert [row["kernels"] for row in table(record, "step-costs")] == ["the target's"] * 2 + ["dequantized", "its own"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_draft_that_is_always_right_and_texts_shorter_than_drafts(folders):
     path = str(folders / LLAMA)
     record = run(folders / LLAMA, "--draft", path, "--schemes", "int8", "int8", "--nodes", "12")
@@ -153,7 +153,7 @@ def test_a_draft_that_is_always_right_and_texts_shorter_than_drafts(folders):
     assert all(row["predicted speedup"] > 0 for row in table(record, "speedups"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_layers_that_cannot_draft_are_left_out_with_the_reason(folders, monkeypatch, capsys):
     from lab.models import drafts, layers
     for module in (drafts, layers):
@@ -164,7 +164,7 @@ def test_layers_that_cannot_draft_are_left_out_with_the_reason(folders, monkeypa
     assert "Drafts by some of its layers are left out: some of its layers read the keys of others." in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_weights_mean_nothing(monkeypatch, capsys):
     import llm_math
     monkeypatch.setattr(llm_math, "MODELS", {"tiny": llm_math.replace(
@@ -205,7 +205,7 @@ def test_a_draft_token_accepted_untested_is_seen_in_the_samples(folders, monkeyp
     assert max(row["impossible"] for row in table(record, "first-token")[:-1]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_residual_after_a_refusal_is_seen_in_the_samples(folders, monkeypatch):
     """Every token is possible, but those that the draft holds likely come too often."""
     monkeypatch.setattr(decode_lab, "residual", lambda p, x, q=None: np.array(p))

@@ -137,7 +137,7 @@ def test_predicted_speeds_are_those_of_the_targets_own_rounds(record, folders, d
     assert all(measured[text]["predicted"] == pytest.approx(rows["cost-aware"][text]) for text in TOKENS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_times_give_the_same_record_and_nothing_is_judged_where_they_are_disturbed(record, folders, monkeypatch):
     monkeypatch.setattr(lab.measure.compare, "MOST_SPREAD", -1.0)
     monkeypatch.setattr(lab.measure.spread, "disturbed", lambda readings: "These readings were disturbed.")
@@ -149,7 +149,7 @@ def test_the_same_times_give_the_same_record_and_nothing_is_judged_where_they_ar
     assert "before, not judged" in made["samples"]["seconds per token, code, model"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_draft_that_transformers_refuses_and_the_shortest_drafts(folders):
     """By the machine's own clock, on which nothing here depends: output rows of another width."""
     made = run(folders, "--draft", folders / "padded", "--gamma", 4, "--copied", 4, "--repeat-tokens", 8)

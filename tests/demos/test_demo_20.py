@@ -96,7 +96,7 @@ def test_a_hybrid_in_bfloat16(folders):
     assert observation(record, "rivals-same-text")["holds"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("draft, own", [(LLAMA, True), ("padded", False)])
 def test_a_draft_of_its_own_needs_as_many_output_rows(folders, draft, own):
     """transformers takes another number of output rows for another tokenizer; a rounding of the target is there instead."""
@@ -106,7 +106,7 @@ def test_a_draft_of_its_own_needs_as_many_output_rows(folders, draft, own):
     assert not own or chain["alpha"] is None or chain["alpha"] == 1              # the target itself is always right
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_weights_mean_nothing(monkeypatch, capsys):
     import llm_math
     monkeypatch.setattr(llm_math, "MODELS", {"tiny": llm_math.replace(
