@@ -1,6 +1,7 @@
 """Real models: finding them, loading them, decoding with them; and models made of others (some layers, rounded).
 
-Here: whatever implements decode_lab.Decoder, over any engine. Not here: what proposes tokens (drafters), the toy (toy).
+Here: whatever implements decode_lab.Decoder, over any engine (transformers, llama.cpp). Not here: what proposes
+tokens (drafters), the toy (toy).
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""N-gram tables on disk: the file format, counting, reading a corpus, and the command line.
+"""N-gram tables on disk: the file format (format, table, writing), counting, reading a corpus, the command line.
 
 Here: whatever reads or writes tables. Not here: the drafter that uses them (drafters/tiers).
 """
