@@ -23,7 +23,7 @@ from decode_lab import (Run, Sampler, acceptance_probability, overlap, residual,
                         speculative_generate)
 from lab import toy
 from lab.drafters.model import ModelDrafter
-from lab.measure.acceptance import full_rounds, predicted_alpha
+from lab.measure.acceptance import Texts, full_rounds
 from lab.measure.chance import level_each, most_errors, too_few, with_error
 from lab.measure.exactness import PROPOSALS, Misreporting, Table, against_plain, off_by
 from lab.support.charts import against_measured
@@ -189,7 +189,7 @@ observe("alpha-meant", "At gamma 3 that takes an alpha of {x:.2f} or more.", at_
 # %%
 TARGET, KEYS = toy.load("large"), [(draft, T) for T in (0, 1) for draft in A.drafts]
 PROMPTS = np.concatenate([toy.passages(kind, A.prompts, PROMPT) for kind in toy.KINDS])
-TEXTS = [generate_batch(TARGET, PROMPTS, A.new_tokens, T, RNG) for T in (0, 1)]
+TEXTS = [Texts(generate_batch(TARGET, PROMPTS, A.new_tokens, T, RNG), PROMPT) for T in (0, 1)]
 
 
 def measure(draft, T):
@@ -202,8 +202,8 @@ def measure(draft, T):
 def alpha_row(draft, T):
     """[draft, T, predicted alpha, alpha at the largest gamma, alpha at all gammas]"""
     runs, pooled = RUNS[draft, T], Run.pool([*RUNS[draft, T].values()])
-    predicted = predicted_alpha(TARGET, draft_for_large(draft), TEXTS[T], PROMPT, Sampler(T))
-    return [draft, T, predicted, runs[A.gamma_max].alpha, pooled.alpha]
+    both = (TARGET, Sampler(T)), (draft_for_large(draft), Sampler(T))
+    return [draft, T, TEXTS[T].overlaps(*both).mean(), runs[A.gamma_max].alpha, pooled.alpha]
 
 
 RUNS = {key: measure(*key) for key in progress(KEYS, "speculating")}

@@ -23,8 +23,8 @@ from decode_lab import Run, Sampler, speculative_generate
 from lab import toy
 from lab.drafters.lookup import PromptLookup
 from lab.drafters.model import ModelDrafter
-from lab.measure.overlap import Texts, first_token, where_tested
-from lab.measure.spread import largest_by_chance
+from lab.measure.acceptance import Texts, first_token, where_tested
+from lab.measure.chance import most_errors
 from lab.support.text import fmt_sampler
 from llm_math import expected_tokens
 
@@ -98,7 +98,7 @@ columns = ["target", "draft", "overlap", "accepted", "difference", "std errors"]
 print_table("samplers", columns, rows, title="The overlap, and what was accepted",
             formats=dict(zip(columns[2:], [".3f", ".3f", "+.3f", "+.1f"])))
 observe("overlap-predicts", "Of {n} differences the largest is {x:.1f} standard errors.",
-        n=len(rows), value=max(abs(row[5]) for row in rows), at_most=largest_by_chance(len(rows)))
+        n=len(rows), value=max(abs(row[5]) for row in rows), at_most=most_errors(len(rows)))
 observe("greedy-best-for-greedy", "For the greedy target, the matched draft's overlap is {x:.3f}"
         " times the next best.", at_least=1,
         value=rows[0][2] / max(row[2] for row in rows[1:] if row[0] == "greedy"))

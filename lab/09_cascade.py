@@ -27,7 +27,7 @@ from lab.drafters.model import ModelDrafter
 from lab.measure.enumeration import loop_tv
 from lab.measure.exactness import Misreporting, Table
 from lab.measure.known_texts import KnownText, Remembered
-from lab.measure.overlap import Texts
+from lab.measure.acceptance import Texts
 from llm_math import MODELS, best_cascade, cascade_cost, expected_tokens, model, verify_time
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 import numpy as np
 
 MOST = 1.5  # times that the largest of several readings of one thing may exceed the smallest
@@ -18,11 +16,3 @@ def disturbed(readings, what: str = "the time of the same forward", most: float 
     readings = np.asarray(readings, float)
     spread = float(np.median(readings.max(axis=0) / readings.min(axis=0)))
     return f"This machine was busy: readings of {what} differed by a factor of {spread:.1f}." if spread > most else ""
-
-
-def largest_by_chance(n: int, chance: float = 0.01) -> float:
-    """The bound, in standard errors, that the largest of n differences exceeds with probability `chance`.
-
-    Each is a difference of 0 that was measured with a normal error, either way, independent of the others.
-    """
-    return NormalDist().inv_cdf((1 + (1 - chance) ** (1 / n)) / 2)

@@ -11,9 +11,9 @@ from decode_lab import Drafter, Run, tree_generate
 from lab import toy
 from lab.drafters.best_tree import accept_lengths, draft_ranks
 from lab.drafters.trees import TreeDrafter, TreeShape
-from lab.models.quant import quantize_params
 from lab.support.errors import unknown
-from lab.toy.transformer import TransformerLM, config_like, generate_batch, truncate
+from lab.toy.drafts import first_layers, rounded
+from lab.toy.transformer import TransformerLM, generate_batch
 
 WIDTHS = ((1,), (1, 1), (1,) * 4, (1,) * 6, (2, 2, 2), (3, 3, 3), (4, 2, 2, 1), (8, 4, 2, 1), (4, 4, 4, 4))
 TREES = {"x".join(map(str, widths)): TreeShape.branching(widths) for widths in WIDTHS}
@@ -27,12 +27,11 @@ def toy_draft(name: str, target: str) -> TransformerLM:
 
     "first layer": its first layer under its own head; "int4 copy": the whole model in int4, a scale for 32 weights.
     """
-    params, config = toy.load_params(target)
-    if name == "first layer":
-        return TransformerLM(truncate(params, 1), config_like(config, n_layers=1), name)
-    if name == "int4 copy":
-        return TransformerLM(quantize_params(params, "int4-g32")[0], config, name)
-    raise unknown("toy draft", name, DRAFTS)
+    if name not in DRAFTS:
+        raise unknown("toy draft", name, DRAFTS)
+    model = toy.load_params(target)
+    sized = first_layers(1, target, model, 2.0) if name == "first layer" else rounded("int4-g32", target, model, 2.0)
+    return sized.lm
 
 
 def greedy_texts(target: str, kind: str, n: int, n_new: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import decode_lab
 import lab.drafters.cascade
 import lab.drafters.draft_length
 import lab.measure.known_texts
-import lab.measure.overlap
+import lab.measure.acceptance
 from console import ROOT, BadInput
 from decode_lab import Sampler, autoregressive_generate, speculative_generate
 from lab.drafters.model import ModelDrafter
@@ -176,7 +176,7 @@ def test_07_sees_a_token_accepted_untested(monkeypatch, no_figures):
     right = decode_lab.accept
     monkeypatch.setattr(decode_lab, "accept", lambda p, tokens, q, rng: (0, tokens[0]) if len(tokens) else right(
         p, tokens, q, rng))
-    monkeypatch.setattr(lab.measure.overlap, "accept", decode_lab.accept)
+    monkeypatch.setattr(lab.measure.acceptance, "accept", decode_lab.accept)
     made = run(SAMPLERS, "--new-tokens", 8)
     for part in ("right-if-reported", "overlap-predicts"):
         assert not observation(made, part)["holds"]

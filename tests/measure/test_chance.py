@@ -27,6 +27,8 @@ def test_equal_rounds_have_no_error():
 def test_more_comparisons_allow_more():
     assert level_each(1) == 0.05 and level_each(4) == 0.0125
     assert most_errors(1) == pytest.approx(1.96, abs=0.01) and most_errors(36) == pytest.approx(3.20, abs=0.01)
+    largest = np.abs(np.random.default_rng(0).standard_normal((20_000, 19))).max(axis=1)
+    assert (largest > most_errors(19)).mean() == pytest.approx(0.05, abs=0.006)
 
 
 def test_few_rounds_are_not_judged():

@@ -1,9 +1,8 @@
 """Readings that differ too much from repetition to repetition are not judged."""
 
 import numpy as np
-import pytest
 
-from lab.measure.spread import disturbed, largest_by_chance
+from lab.measure.spread import disturbed
 
 
 def test_equal_readings_are_judged_and_a_single_pause_does_not_count():
@@ -17,9 +16,3 @@ def test_readings_of_a_busy_machine_are_not_judged():
     why = disturbed([[1.0, 2.0], [2.0, 4.0]], "c")
     assert why == "This machine was busy: readings of c differed by a factor of 2.0."
     assert disturbed([[1.0, 2.0], [1.3, 2.6]]) == "" and disturbed([[1.0, 2.0], [1.3, 2.6]], most=1.2)
-
-
-def test_the_largest_of_many_may_be_larger():
-    assert largest_by_chance(1, 0.05) == pytest.approx(1.96, abs=0.001)
-    largest = np.abs(np.random.default_rng(0).standard_normal((20_000, 19))).max(axis=1)
-    assert (largest > largest_by_chance(19)).mean() == pytest.approx(0.01, abs=0.003)
