@@ -31,7 +31,7 @@ from lab.measure.spread import disturbed
 from lab.measure.threads import choose_threads
 from lab.measure.timing import plain_times, read_rates
 from lab.measure.turns import Method
-from lab.models.random_weights import random_ids, random_model
+from lab.models.drafts import demo_target, prompt_ids
 from lab.support.charts import log_log
 
 
@@ -55,8 +55,6 @@ class Assumptions:
 A = assumptions(Assumptions)
 if max(A.sent) <= A.gamma:
     raise BadInput(f"--sent must hold a number above --gamma {A.gamma}, not only {A.sent}")
-if A.random_weights and A.target != models.DEFAULT:
-    raise BadInput(f"--random-weights takes the place of --target {A.target}: leave one out")
 
 # %% [markdown]
 # ## 1. The ceiling
@@ -66,8 +64,7 @@ if A.random_weights and A.target != models.DEFAULT:
 # configuration. Here they are also counted on the loaded model.
 
 # %%
-target = (random_model(A.random_weights, A.device, A.dtype) if A.random_weights
-          else models.load(A.target, A.device, A.dtype))
+target = demo_target(A.target, A.random_weights, device=A.device, dtype=A.dtype)
 shape, why_not = target.shape_or_reason()
 print_text(" ".join([*target.notes, why_not, str(choose_threads(target))]).strip())
 columns = ["from the configuration", "counted"]
@@ -84,13 +81,8 @@ if shape:  # a configuration that the lab misreads would break this one
 # - *TTFT*, time to the first token: a forward for the prompt, and a step.
 
 # %%
-def prompt(message):
-    """The ids of a message in the chat template. For random weights: a random id for each word."""
-    return random_ids(target, len(message.split())) if target.random else target.chat(message)
-
-
-ASKED = prompt(A.question)
-PROMPTS = {"text to repeat": prompt(f"Repeat this text word for word:\n\n{A.text}"),
+ASKED = prompt_ids(target, A.question)
+PROMPTS = {"text to repeat": prompt_ids(target, f"Repeat this text word for word:\n\n{A.text}"),
            "open question": ASKED}
 RATES = read_rates(target.device, target.dtype)
 TTFT, TPOT, BUSY = plain_times(target, ASKED)

@@ -15,7 +15,7 @@
 # %%
 from dataclasses import dataclass
 
-from console import (BadInput, Count, OneOf, Within, assumptions, observe, print_table, print_text,
+from console import (Count, OneOf, Within, assumptions, observe, print_table, print_text,
                      progress)
 
 import numpy as np
@@ -24,7 +24,7 @@ from decode_lab import autoregressive_generate
 from lab import models
 from lab.drafters.draft_length import AIMD, CostAware, Floor, round_seconds, steps
 from lab.drafters.lookup import SuffixLookup
-from lab.drafters.model import ConfidentDrafter, ModelDrafter, check_vocabulary
+from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.measure.compare import compare, not_judged, undecided
 from lab.measure.costs import Costs
 from lab.measure.divergence import explain_divergence
@@ -34,8 +34,8 @@ from lab.measure.prompts import PROMPTS
 from lab.measure.spread import disturbed
 from lab.measure.threads import choose_threads
 from lab.measure.turns import Method
+from lab.models.drafts import other_draft, rounded_draft
 from lab.models.quant import Rounding
-from lab.models.rounded import integer_kernels, quantized
 
 
 @dataclass(frozen=True)
@@ -68,23 +68,7 @@ A = assumptions(Assumptions)
 
 # %%
 target = models.load(A.target, A.device, A.dtype)
-if target.hf_tokenizer is None:
-    raise BadInput(f"{target.name} has no tokenizer, which the texts are read with: name a model "
-                   "that has one.")
-
-
-def draft_model():
-    """The draft model: the named one, or the rounded target, by integer kernels if there are."""
-    if A.draft:
-        return models.load(A.draft, A.device, A.dtype)
-    try:
-        return integer_kernels(target, A.scheme)
-    except BadInput:                              # says the same, and takes a whole step
-        return quantized(target, A.scheme)
-
-
-model = draft_model()
-check_vocabulary(target, model)
+model = (other_draft(target, A.draft) if A.draft else rounded_draft(target, A.scheme)).model
 for text in (*target.notes, str(choose_threads(target))):
     print_text(text)
 TOKENS = {"repeat": A.repeat_tokens, "code": A.code_tokens, "open": A.open_tokens}

@@ -63,7 +63,7 @@ def check(target, tokens, run, prompt):
 
 def one_sentence(error):
     text = str(error.value)
-    assert text and "\n" not in text and len(text) < 250
+    assert text.endswith(".") and "\n" not in text and len(text) < 250
     return text
 
 

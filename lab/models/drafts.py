@@ -43,8 +43,9 @@ def demo_target(name: str, random_weights: str = "", draft: str = "", device: st
     if not random_weights:
         return load(name, device, dtype)
     if name != DEFAULT or draft:
+        other = "--target" if name != DEFAULT else "--draft"
         raise BadInput(f"--random-weights {random_weights} takes the place of a target and has no family: leave out "
-                       "--target and --draft, or it")
+                       f"{other}, or it")
     model = random_model(random_weights, device, dtype, seed)
     model.notes = (*model.notes, "Its weights are drawn: times are real, but tau and acceptance mean nothing.")
     return model

@@ -23,7 +23,7 @@ class BadInput(ValueError):
 def require(ok, name: str, value, right: str) -> None:
     """Raise BadInput unless `ok`: require(gamma >= 0, "gamma", gamma, "a whole number of at least 0")."""
     if not ok:
-        raise BadInput(f"{name} is {brief(value)} but must be {right}")
+        raise BadInput(f"{name} is {brief(value)} but must be {right}.")
 
 
 def checked(name: str, value, low: float = -math.inf, high: float = math.inf, *, whole: bool = False,

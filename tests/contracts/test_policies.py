@@ -84,7 +84,7 @@ def test_numbers_that_are_not_whole_are_refused_by_name(case, value):
     for name in case.whole:
         with pytest.raises(BadInput, match=f"{name} is ") as error:
             case.make(**{name: value})
-        assert str(error.value).count(" but must be ") == 1 and "\n" not in str(error.value)
+        assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 
 def test_numbers_below_the_least_are_refused_by_name(case):

@@ -25,7 +25,7 @@ DRAFTERS = {"lookup": SuffixLookup, "model": lambda: ModelDrafter(random_decoder
 def test_a_gamma_that_is_no_whole_number_is_refused_by_name(drafter, gamma, named):
     with pytest.raises(BadInput, match=named) as error:
         speculative_generate(random_decoder(6, 1), DRAFTERS[drafter](), [1, 2, 1], 40, gamma)
-    assert str(error.value).count(" but must be ") == 1 and "\n" not in str(error.value)
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("n_new", [2.5, NAN, float("inf"), 0, -1, 0.5, None])

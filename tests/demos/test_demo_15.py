@@ -9,9 +9,7 @@ torch = pytest.importorskip("torch")
 
 import console
 import decode_lab
-from lab.measure.prompts import PROMPTS
 from records import observation, table
-from small import save
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "15_real_speculation.py"
 QUICK = ["--prompts", "2", "--samples", "20", "--texts", "2", "--new-tokens", "8", "--timings", "2", "--context", "16",
@@ -21,17 +19,6 @@ LLAMA, LFM2 = "small-llama", "small-lfm2"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Where the models are: a target, a hybrid, a draft of another width of output rows, one of another tokenizer."""
-    at = tmp_path_factory.mktemp("models")
-    save(at / LLAMA)
-    save(at / LFM2, "lfm2")
-    save(at / "padded", seed=1, vocab_size=352)
-    save(at / "stranger", texts=PROMPTS["repeat"])
-    return at
 
 
 def run(target, *flags):

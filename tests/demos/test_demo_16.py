@@ -20,7 +20,6 @@ from lab import models
 from lab.measure.prompts import PROMPTS
 from lab.models.rounded import integer_kernels
 from records import claims, numbers, observation, table
-from small import save
 
 DEMO = ROOT / "lab" / "16_real_draft_depth.py"
 QUICK = ("--repeat-tokens", "12", "--code-tokens", "8", "--open-tokens", "10", "--gamma", "5", "--copied", "8",
@@ -39,17 +38,6 @@ def one_core():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lab.measure.threads, "cores", lambda: 1)
         yield
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Where the models are: a target, another model, one of another width of output rows, one of another tokenizer."""
-    at = tmp_path_factory.mktemp("models")
-    save(at / "small-llama")
-    save(at / "other", seed=1)
-    save(at / "padded", seed=2, vocab_size=352)
-    save(at / "stranger", texts=["another tokenizer, of another text"])
-    return at
 
 
 def run(folders, *flags):

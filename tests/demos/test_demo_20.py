@@ -9,9 +9,7 @@ torch = pytest.importorskip("torch")
 
 import console
 from lab.measure import engines, generate as transformers_generate, llama_cpp
-from lab.measure.prompts import PROMPTS
 from records import observation, table
-from small import save
 
 DEMO = Path(__file__).resolve().parents[2] / "lab" / "20_against_others.py"
 SMALL = ["--copied", "12", "--new-tokens", "8", "--timings", "2", "--context", "16"]
@@ -19,16 +17,6 @@ LLAMA, LFM2 = "small-llama", "small-lfm2"
 OURS = ["our lookup", "our chain"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    at = tmp_path_factory.mktemp("models")
-    save(at / LLAMA)
-    save(at / LFM2, "lfm2")
-    save(at / "padded", seed=1, vocab_size=352)
-    save(at / "stranger", texts=PROMPTS["repeat"])
-    return at
 
 
 def run(target, *flags):
