@@ -65,10 +65,11 @@ def test_records_of_demos_15_and_20_make_rows(monkeypatch, tmp_path):
     import llm_math
     import test_demo_15
     import test_demo_20
+    from small import save
     shape = llm_math.replace(llm_math.PYTHIA_70M, n_layers=4, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128,
                              vocab_size=320)
     monkeypatch.setattr(llm_math, "MODELS", {"tiny": shape})
-    small = str(test_demo_15.save(tmp_path / "small"))
+    small = str(save(tmp_path / "small"))
     records = {name: console.run_demo(demo.DEMO, [*demo.SMALL, *flags]) for name, demo, flags in (
         ("a", test_demo_15, ["--target", small]),
         ("b", test_demo_15, ["--random-weights", "tiny", "--dtype", "bfloat16"]),
