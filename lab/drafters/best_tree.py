@@ -5,8 +5,6 @@ Source: Sequoia, arXiv 2402.12374 (candidates without replacement, the best tree
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from lab.drafters.trees import TreeShape
@@ -63,12 +61,6 @@ def chain_accept_lengths(ranks, gamma: int) -> np.ndarray:
     """`accept_lengths_to_end` of a greedy chain of gamma tokens: ranks (texts, n) or (n,) -> as many, flattened."""
     chain, ranks = TreeShape.branching((1,) * gamma), np.asarray(ranks)
     return np.concatenate([accept_lengths_to_end(row, chain) for row in ranks.reshape(-1, ranks.shape[-1])])
-
-
-def tree_accept_lengths(ranks, branching: Sequence[int]) -> tuple[np.ndarray, int]:
-    """`accept_lengths` of a tree by its widths per level -> (accept length per start, drafted nodes without root)."""
-    shape = TreeShape.branching(branching)
-    return accept_lengths(ranks, shape), len(shape)
 
 
 def rank_table(ranks, depth: int, width: int) -> np.ndarray:

@@ -63,21 +63,6 @@ def steps(run: Run, seconds: Sequence[float]) -> float:
     return sum(seconds[r.drafted] for r in run.rounds) / seconds[0]
 
 
-def known_rounds(policy: Callable[[Run], int], accepts: Sequence[int]) -> Run:
-    """The rounds of a policy on a text whose accept lengths are known, as the loop would make them; without seconds.
-
-    accepts: (n,), how many drafted tokens would be accepted behind each number of new tokens, 0 to n - 1. Drafts are as
-    long as asked for, but not beyond the text's end.
-    """
-    run, at = Run(), 0
-    while at < len(accepts):
-        gamma = min(policy(run), len(accepts) - at - 1)
-        accepted = min(gamma, int(accepts[at]))
-        run.rounds.append(Round(gamma, min(accepted + 1, gamma), accepted, 0.0, 0.0, first=not run.rounds))
-        at += accepted + 1
-    return run
-
-
 def generate_in_a_row(decoders: Sequence[Decoder], drafter: Drafter, prompts: Sequence[Sequence[int]], n_new: int,
                       policy: Callable[[Run], int]) -> tuple[list[np.ndarray], Run]:
     """Greedy requests one after the other, which the policy sees as one run: it does not know where one ends.

@@ -14,7 +14,6 @@ import numpy as np
 
 from console import progress, record_samples
 from decode_lab import Run
-from lab.measure import timing
 from lab.measure.turns import Made, Method
 from lab.support.errors import require, whole
 
@@ -187,6 +186,5 @@ def _read(methods, text: str, prompt, target, n_new: int, repeats: int, baseline
 def _one(method, target, prompt, n_new: int) -> Made:
     """One generation, the device idle when it begins."""
     target.synchronize()
-    timing.reset_peak_memory(target.device)
     tokens, run = method(target, prompt, n_new, eos=target.eos)
-    return Made(tokens, run, timing.peak_memory(target.device))
+    return Made(tokens, run)

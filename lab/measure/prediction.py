@@ -17,7 +17,7 @@ from lab.drafters.best_tree import accept_lengths_to_end
 from lab.measure.compare import Compared
 from lab.measure.costs import Costs, StepCurve
 from lab.measure.known_texts import KnownText
-from lab.measure.turns import Made, Method, speedup
+from lab.measure.turns import Method
 
 CLOSE = 0.2                    # relative: a prediction within it needs no explanation
 
@@ -95,35 +95,9 @@ class Explained:
         low, high = self.quartiles or (self.speedup, self.speedup)
         return low * (1 - CLOSE) <= self.predicted.speedup <= high * (1 + CLOSE)
 
-    @property
-    def off_in(self) -> str:
-        """The piece that is furthest off, where the predicted speedup is by more than 20%; else "-"."""
-        if abs(self.predicted.speedup / self.speedup - 1) <= CLOSE:
-            return "-"
-        predicted, measured = self.predicted, self.measured
-        whole = measured.draft + measured.verify
-        off = {"tau": predicted.tau / measured.tau, "drafting": whole / (predicted.draft + measured.verify),
-               "verifying": whole / (measured.draft + predicted.verify)}
-        return max(off, key=lambda piece: abs(np.log(off[piece])))
-
-    @property
-    def verdict(self) -> str:
-        """Whether it pays; within 3% of plain decoding, neither."""
-        return "pays" if self.speedup > 1.03 else "loses" if self.speedup < 0.97 else "even"
-
-
-def explain(predicted: Pieces, base: Sequence[Made], made: Sequence[Made]) -> Explained:
-    """What was predicted of a method beside its runs `made`, and those of plain decoding, `base`, in the same turns."""
-    runs, step = [m.run.later() for m in made], median(m.run.per_token for m in base)
-    draft, verify = (median(np.mean([getattr(r, what) for r in run.rounds]) for run in runs) / step
-                     for what in ("draft_s", "verify_s"))
-    run = runs[0]                                    # counts are the same in all
-    return Explained(predicted, Pieces(run.tau, draft, verify), speedup(base, made), run.drafted / len(run.rounds),
-                     run.alpha if run.drafted else None)
-
 
 def explain_compared(predicted: Pieces, row: Compared) -> Explained:
-    """`explain` for a row of `compare`: the pieces of each run over the mean of the plain runs before and after it."""
+    """What was predicted beside a row of `compare`: its pieces over the mean of the plain runs before and after."""
     draft, verify = (median(np.mean([getattr(r, what) for r in made.run.later().rounds]) / step
                             for made, step in zip(row.made, row.steps)) for what in ("draft_s", "verify_s"))
     run = row.made[0].run.later()                    # counts are the same in all

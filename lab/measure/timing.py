@@ -1,10 +1,8 @@
-"""Seconds of forwards, bytes per second, and the most memory held: readings of a real model's device."""
+"""Seconds of forwards, bytes and operations per second: readings of a real model's device."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -121,22 +119,3 @@ def step_seconds(models: Sequence, ids, context: int, rounds: int) -> np.ndarray
             seconds[i, k] = perf_counter() - started
             model.rewind(context)
     return seconds[:, 2:]
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Begin a new reading of `peak_memory`."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif os.path.exists("/proc/self/clear_refs"):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Most bytes held since `reset_peak_memory`: by PyTorch on a CUDA device, by the process on a CPU under Linux.
-    None elsewhere, where nothing tells."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if not os.path.exists("/proc/self/clear_refs"):
-        return None
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -54,7 +54,3 @@ def law_of(drafter, gamma, sampler, n_new, eos=(), target=None):
         return tuple(tokens[3:].tolist())
 
     return outcomes(run), exact(target._logits, sampler, prompt, n_new, eos), rounds
-
-
-def seen(run):
-    return [(r.drafted, r.tested, r.accepted, r.first) for r in run.rounds]

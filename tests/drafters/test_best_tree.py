@@ -14,7 +14,6 @@ from lab.drafters.best_tree import (
     chain_accept_lengths,
     draft_ranks,
     rank_table,
-    tree_accept_lengths,
 )
 from lab.drafters.trees import TreeDrafter, TreeShape
 from lab.measure.scripted import random_decoder
@@ -25,27 +24,29 @@ from loops import IRREGULAR, one_sentence, quick
     ((1,), 1), ((1, 1), 2), ((1,) * 4, 4), ((1,) * 6, 6), ((2, 2, 2), 14), ((3, 3, 3), 39),
     ((4, 2, 2, 1), 44), ((8, 4, 2, 1), 168), ((4,) * 4, 340), ((4,), 4), ((), 0)])
 def test_node_counts(widths, counted):
-    lengths, nodes = tree_accept_lengths(np.zeros(10, int), widths)
-    assert nodes == counted and len(lengths) == 10 - len(widths) + 1 and (lengths == len(widths)).all()
+    tree = TreeShape.branching(widths)
+    lengths = accept_lengths(np.zeros(10, int), tree)
+    assert len(tree) == counted and len(lengths) == 10 - len(widths) + 1 and (lengths == len(widths)).all()
 
 
 def test_accept_lengths_by_hand():
     ranks = np.array([0, 1, 0, 2, 0, 0])
-    assert tree_accept_lengths(ranks, (1, 1))[0].tolist() == [1, 0, 1, 0, 2]
-    assert tree_accept_lengths(ranks, (2, 2))[0].tolist() == [2, 2, 1, 0, 2]
-    assert tree_accept_lengths(ranks, (4,))[0].tolist() == [1] * 6
-    assert tree_accept_lengths(ranks, (3, 1, 1))[0].tolist() == [1, 2, 1, 3]
-    assert tree_accept_lengths(ranks, (1,) * 7)[0].tolist() == []
+    assert accept_lengths(ranks, TreeShape.branching((1, 1))).tolist() == [1, 0, 1, 0, 2]
+    assert accept_lengths(ranks, TreeShape.branching((2, 2))).tolist() == [2, 2, 1, 0, 2]
+    assert accept_lengths(ranks, TreeShape.branching((4,))).tolist() == [1] * 6
+    assert accept_lengths(ranks, TreeShape.branching((3, 1, 1))).tolist() == [1, 2, 1, 3]
+    assert accept_lengths(ranks, TreeShape.branching((1,) * 7)).tolist() == []
     # Root: ranks 0 and 1; only rank 1 goes on, with rank 0.
     assert accept_lengths(ranks, TreeShape([(-1, 0), (-1, 1), (1, 0)])).tolist() == [1, 2, 1, 0, 1]
     both = np.stack([ranks, ranks[::-1]])
-    assert tree_accept_lengths(both, (1, 1))[0].tolist() == [1, 0, 1, 0, 2] + [2, 1, 0, 1, 0]
+    assert accept_lengths(both, TreeShape.branching((1, 1))).tolist() == [1, 0, 1, 0, 2] + [2, 1, 0, 1, 0]
 
 
 def test_accept_lengths_and_rank_table_flatten_leading_axes():
     ranks = np.random.default_rng(0).integers(4, size=(2, 3, 9))
     flat = ranks.reshape(6, 9)
-    assert tree_accept_lengths(ranks, (2, 1))[0].tolist() == tree_accept_lengths(flat, (2, 1))[0].tolist()
+    tree = TreeShape.branching((2, 1))
+    assert accept_lengths(ranks, tree).tolist() == accept_lengths(flat, tree).tolist()
     assert rank_table(ranks, 3, 2).tolist() == rank_table(flat, 3, 2).tolist()
 
 
@@ -80,7 +81,7 @@ def test_rank_table_by_hand():
 def test_rank_table_predicts_a_chain_exactly(seed, depth):
     ranks = np.random.default_rng(seed).geometric(0.5, size=(3, 40)) - 1
     expected = np.cumprod(rank_table(ranks, depth, 1)[:, 0]).sum()
-    assert tree_accept_lengths(ranks, (1,) * depth)[0].mean() == pytest.approx(expected)
+    assert accept_lengths(ranks, TreeShape.branching((1,) * depth)).mean() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("widths", [(4,), (1, 1, 1), (2, 2, 1), (3, 1, 2), (), "irregular"])
@@ -177,7 +178,7 @@ def test_shapes_and_ranks_that_do_not_fit_are_refused():
     with pytest.raises(BadInput):
         draft_ranks(np.zeros((3, 5)), [1, 2])
     with pytest.raises(BadInput):
-        tree_accept_lengths([0, -1, 0], (1, 1))
+        accept_lengths([0, -1, 0], TreeShape.branching((1, 1)))
     with pytest.raises(BadInput):
         best_tree([np.nan], 3)
     assert np.isnan(Run().tau) and np.isnan(Run().ttft)

@@ -13,7 +13,6 @@ from lab.drafters.draft_length import (
     Floor,
     Oracle,
     generate_in_a_row,
-    known_rounds,
     round_seconds,
     steps,
 )
@@ -21,7 +20,7 @@ from lab.drafters.lookup import PromptLookup, SuffixLookup
 from lab.drafters.model import ConfidentDrafter, ModelDrafter
 from lab.measure.enumeration import same_distribution
 from lab.measure.scripted import Counted, from_text, random_decoder, script
-from policies import FLAT, POLICIES, STEEP, cost, law_of, play, seen, write
+from policies import FLAT, POLICIES, STEEP, cost, law_of, play, write
 
 # -- in the loop ---------------------------------------------------------------------------------------------
 
@@ -167,27 +166,3 @@ def test_steps_by_hand():
     assert steps(Run(), seconds) == 0 and steps(Run(run.rounds[:1]), seconds) == 1, "a plain round is one step"
     oracle = Oracle([0, 2, 1, 0, 5, 0], {1: 1.0, 3: 1.4}, gamma_max=2)
     assert steps(write(oracle, [0, 2, 1, 0, 5, 0]), oracle.seconds) == pytest.approx(oracle.cost[0])
-
-
-@pytest.mark.parametrize("n", [1, 2, 40])
-@pytest.mark.parametrize("right", [0.0, 0.5, 0.85, 1.0])
-@pytest.mark.parametrize("name", POLICIES)
-def test_known_rounds_are_those_of_the_loop(name, right, n):
-    """A draft that is right where it is: what the loop makes of it, and what its accept lengths tell beforehand."""
-    rng, prompt = np.random.default_rng(3), [1, 2, 3]
-    text = [*prompt, *rng.integers(5, size=n).tolist()]
-    good = rng.random(n) < right
-    drafted = [*prompt, *(t if ok else (t + 1) % 5 for t, ok in zip(text[3:], good))]
-    accepts = [next((k for k in range(n - at) if not good[at + k]), n - at) for at in range(n)]
-    tokens, run = speculative_generate(script(text + [0], 5), ModelDrafter(script(drafted + [0], 5)), prompt, n,
-                                       POLICIES[name]())
-    known = known_rounds(POLICIES[name](), accepts)
-    assert tokens.tolist() == text and seen(known) == seen(run) and known.n_tokens == n
-    assert known.seconds == 0 and known.tau == run.tau and (known.alpha == run.alpha or not run.drafted)
-
-
-def test_known_rounds_of_nothing_and_of_numpy():
-    assert known_rounds(Fixed(3), []).rounds == []
-    run = known_rounds(Fixed(3), np.array([9, 0, 1, 1, 0]))
-    assert seen(run) == [(3, 3, 3, True), (0, 0, 0, False)], "no draft reaches past the end"
-    assert all(type(x) is int for r in run.rounds for x in (r.drafted, r.tested, r.accepted))

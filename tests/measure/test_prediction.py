@@ -93,38 +93,6 @@ def test_transformers_generate_is_called_as_a_method_is(target, models):
         assert tokens.tolist() == text.tolist() and run.n_tokens == 10
 
 
-def test_methods_take_turns_in_alternating_order(target):
-    order = []
-
-    def method(name):
-        def call(decoder, ids, n_new, eos=()):
-            assert (decoder, ids, n_new, eos) == (target, [1, 2], 5, target.eos)
-            order.append(name)
-            return np.array([*ids, len(order)]), Run()
-        return call
-
-    made = turns.in_turn({name: method(name) for name in "abc"}, target, [1, 2], 5, 3, "turns")
-    assert "".join(order) == "abc" "cba" "abc"
-    assert {name: [m.tokens[-1] for m in each] for name, each in made.items()} == {
-        "a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
-    peaks = [m.peak for each in made.values() for m in each]
-    assert all(peak is None or peak > 1 << 20 for peak in peaks)
-
-
-def generation(first_s, later_s, accepted):
-    """Of two rounds; the first one's time is not to count."""
-    rounds = [Round(0, 0, 0, 0.0, first_s, first=True), Round(accepted, accepted, accepted, 0.0, later_s)]
-    return turns.Made(np.zeros(1), Run(rounds), None)
-
-
-def test_speedup_is_the_median_of_ratios_within_a_turn():
-    base = [generation(9, s, 0) for s in (1.0, 2.0, 10.0)]
-    other = [generation(1, s, 1) for s in (1.0, 8.0, 4.0)]      # two tokens each: 0.5, 4, 2 seconds per token
-    assert turns.speedup(base, other) == 2.0               # of 2, 0.5, 5; not 2 / 2, the ratio of the medians
-    with pytest.raises(ValueError):
-        turns.speedup(base, other[:2])
-
-
 # -- what is read of drafts ----------------------------------------------------------------------------------
 
 class Noted:
@@ -373,7 +341,7 @@ def test_rounds_that_are_counted_have_a_predicted_speed():
 def test_a_compared_row_is_explained_by_its_pieces():
     def run(round_s, draft_s=0.0, drafted=0, accepted=0):
         rounds = [Round(0, 0, 0, 0.0, 50.0, first=True), Round(drafted, drafted, accepted, draft_s, round_s)]
-        return turns.Made(np.zeros(1), Run(rounds), None)
+        return turns.Made(np.zeros(1), Run(rounds))
     paces = (1.0, 2.0, 3.0, 1.0, 1.0)                           # each run at the pace of the plain runs around it
     row = Compared("a text", "b", [run(1.5 * k, 0.5 * k, 3, 3) for k in paces], [run(0.9 * k) for k in paces],
                    [run(1.1 * k) for k in paces])
@@ -407,14 +375,3 @@ def test_costs_that_change_between_readings_are_not_judged(monkeypatch):
     read.read()
     assert read.not_judged == "This machine was busy: readings of c and of verify ratios differed by a factor of 1.5."
     assert costs.Costs("target", [7], 4, (1,), 2).not_judged == ""
-
-
-def test_what_a_speedup_is_explained_by():
-    predicted = prediction.Pieces(tau=2.0, draft=0.5, verify=1.0)
-    right = prediction.Explained(predicted, predicted, 4 / 3, drafts=3, alpha=0.5)
-    assert predicted.speedup == pytest.approx(4 / 3) and right.off_in == "-" and right.verdict == "pays"
-    for piece, what, value in (("tau", "tau", 1.2), ("drafting", "draft", 1.5), ("verifying", "verify", 2.0)):
-        off = predicted._replace(**{what: value})
-        assert prediction.Explained(predicted, off, off.speedup, 3, 0.5).off_in == piece
-    assert [prediction.Explained(predicted, predicted, s, 3, 0.5).verdict for s in (0.96, 0.98, 1.02, 1.04)] == [
-        "loses", "even", "even", "pays"]
