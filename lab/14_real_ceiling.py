@@ -153,7 +153,7 @@ figure("forward-times", log_log(READINGS, columns, "tokens sent in one forward",
 #
 # Prompt lookup drafts without a model:
 #
-# 1. Find the latest earlier place of the last 3 tokens; else of the last 2, else of the last one.
+# 1. Find the latest earlier place of the last max_ngram tokens; else of fewer, down to one.
 # 2. Draft the tokens that follow there, up to gamma.
 #
 # Each run of lookup stands between two of plain decoding. The first round of each is left out.
