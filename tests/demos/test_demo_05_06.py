@@ -9,7 +9,7 @@ import pytest
 import console
 from console import ROOT, BadInput
 from decode_lab import autoregressive_generate, tree_generate
-from lab.drafters.best_tree import accept_lengths, best_tree, draft_ranks, tree_accept_lengths
+from lab.drafters.best_tree import accept_lengths, best_tree, draft_ranks
 from lab.drafters.trees import ConfidentTreeDrafter, TreeDrafter, TreeShape
 from hw_specs import H100
 from lab.toy.transformer import QCFG, TransformerLM, config_like, init_params, truncate
@@ -212,21 +212,22 @@ def pair():
 def test_ranks_predict_every_round_of_a_tree(pair, widths):
     target, draft, prompt, text = pair
     ranks = draft_ranks(draft.full_logits(text[None])[0], text)[len(prompt) - 1:]
-    lengths, nodes = tree_accept_lengths(np.append(ranks, [QCFG.vocab_size] * len(widths)), widths)
+    tree = TreeShape.branching(widths)
+    lengths = accept_lengths(np.append(ranks, [QCFG.vocab_size] * len(widths)), tree)
     at, predicted = 0, []
     while at < len(ranks):
         predicted.append(min(int(lengths[at]), len(ranks) - at - 1))
         at += predicted[-1] + 1
-    tokens, run = tree_generate(target, TreeDrafter(draft, TreeShape.branching(widths)), prompt, 40)
+    tokens, run = tree_generate(target, TreeDrafter(draft, tree), prompt, 40)
     assert (tokens == text).all()
     assert [r.accepted for r in run.rounds] == predicted
-    assert run.rounds[0].drafted == nodes and sum(predicted) + len(predicted) == 40
+    assert run.rounds[0].drafted == len(tree) and sum(predicted) + len(predicted) == 40
 
 
 def test_some_rounds_of_those_accept_something(pair):
     target, draft, prompt, text = pair
     ranks = draft_ranks(draft.full_logits(text[None])[0], text)[len(prompt) - 1:]
-    lengths, _ = tree_accept_lengths(ranks, (4, 2, 1))
+    lengths = accept_lengths(ranks, TreeShape.branching((4, 2, 1)))
     assert 0 < lengths.mean() < 3 and len(set(lengths.tolist())) > 2
 
 
