@@ -7,7 +7,7 @@
 # **Watch for.** What is drawn after a refusal. A wrong use of the rule, which the same checks
 # catch. How far a prediction may be off by chance alone.
 #
-# **Takes.** about 9 s; needs numpy, matplotlib, tokenizers, safetensors.
+# **Takes.** about 12 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
 # **Leaves out.** What a round costs on a chip (demo 05), trees (demo 06), acceptances in bursts.
 

@@ -6,7 +6,7 @@
 # **Watch for.** A mask lets every node see its own ancestors only, so one forward answers for all
 # paths. What a tree accepts follows from where the target's choices rank in the draft's list.
 #
-# **Takes.** about 20 s; needs numpy, matplotlib, tokenizers, safetensors.
+# **Takes.** about 30 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
 # **Leaves out.** Time: demo 05 says what sending more nodes costs on a chip.
 

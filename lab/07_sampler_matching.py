@@ -7,7 +7,7 @@
 # **Watch for.** A drafted token is accepted as often as the two distributions overlap. A draft that
 # reports another distribution than it drew from may have more accepted, and changes the text.
 #
-# **Takes.** about 15 s; needs numpy, matplotlib, tokenizers, safetensors.
+# **Takes.** about 20 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
 # **Leaves out.** What a draft costs (demo 05): here all cost the same. Trees (demo 06).
 

