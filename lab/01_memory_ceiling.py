@@ -95,7 +95,7 @@ observe("little-arithmetic", "With an empty cache a step does {a:.1f} FLOPs per 
 observe("long-cache-slows", "With {n:,} tokens cached in 16 bits a step reads {x:.2f} times as many"
         " bytes.", n=A.context, at_least=2,
         value=step(TARGET, ON, A.context)["read"] / empty["read"])
-observe("long-cache-fits-in-4-bits", "In 4 bits that cache and all weights, read or not, take"
+observe("long-cache-fits-in-4-bits", "In 4 bits that cache and the whole model take"
         " {x:.0%} of the chip's {memory:.0f} GB.", memory=ON.memory / 1e9, at_most=1,
         value=step(TARGET, ON, A.context, 4)["held"] / ON.memory)
 
@@ -108,7 +108,7 @@ sliders(lambda cached, bits: show_caches("slider", [(cached, bits)]),
 #
 # First, how much of each model a step reads. The input embedding is a table with one row per token
 # of the vocabulary, and a step reads one row of it. In some models (*tied*) the same table is also
-# the output head, which is read whole. Others read that one row only.
+# the output head, which is read whole. In others the head is a table of its own.
 
 # %%
 SHAPES = [model(name) for name in A.models]
@@ -146,7 +146,7 @@ observe("bandwidth-decides", "{a} can do {r:.2f} times the FLOPs of {b}, but {x:
 # Weights that were read once can serve many sequences. A step of a whole batch costs hardly more
 # time than a step of one sequence, up to the *critical batch*. Beyond it the arithmetic takes
 # longer than the reading. The critical batch is ridge x bytes per weight / 2 FLOPs x
-# flop_efficiency / byte_efficiency: the shares of its data sheet that a chip reaches.
+# flop_efficiency / byte_efficiency. These two are the shares of its data sheet that a chip reaches.
 #
 # That holds for the weights. A cache serves only its own sequence. Where reading it takes longer
 # than the sequence's arithmetic, memory stays the limit, however large the batch.

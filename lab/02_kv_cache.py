@@ -96,7 +96,7 @@ WRITTEN = {True: repeat(True), False: repeat(False)}
 columns = ["forwards", "different tokens", "largest logit", "largest difference", "least lead"]
 found = dict(zip(columns, compare()))
 print_table("logits", columns, [found.values()], measured=columns[3:4], title="Both versions")
-observe("rounding", "The logits differ by {x:.1e}. A float32 step at the largest logit is"
+observe("rounding", "The logits differ by {x:.1e}. Float32 numbers near the largest differ by"
         " {gap:.1e}.", gap=np.spacing(found["largest logit"]), value=found["largest difference"],
         at_most=A.rounding_steps * np.spacing(found["largest logit"]), measured=True)
 # No assumption breaks this one. It is the point of a cache: less work, the same text.
@@ -108,8 +108,8 @@ observe("same-tokens", "{x} of the {n} tokens differ between the two versions.",
 #
 # The toy counts FLOPs and bytes where it spends them. Predicted for a forward of n tokens:
 #
-# 1. FLOPs: 2 for each weight and sent token. In attention each sent token meets the cache and all
-#    that is sent, masked or not: 4 x heads x head_dim FLOPs in each layer, for each pair.
+# 1. FLOPs: 2 for each weight and sent token. Attention pairs each sent token with all that are
+#    cached or sent, masked or not: 4 x heads x head_dim FLOPs for each pair in each layer.
 # 2. Bytes: all weights, and the keys and values of all tokens so far. Without a cache these are
 #    computed again, then read. So a cache saves arithmetic, not reading.
 #
@@ -216,11 +216,10 @@ observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes
 #
 # A prompt is sent in one forward (*prefill*), which reads the weights once for all of its tokens. A
 # decode step reads them for one token. So prefill does more FLOPs per byte. Below a chip's ridge
-# (demo 01) memory sets the time, above it arithmetic: on a CPU, soon.
+# (demo 01) memory sets the time, above it arithmetic. A CPU's ridge is low.
 #
 # TTFT is the time to the first token, TPOT the median time of a later one. "prompt token / TPOT" is
 # TTFT per token of the prompt over TPOT.
-
 
 # %%
 def intensity_row(n):
@@ -243,8 +242,8 @@ print_table("intensity", columns, rows, title="FLOPs per byte in 32 bits, and ti
 last = dict(zip(columns, max(rows)))
 observe("prefill-denser", "Prefill of {n} tokens does {x:.0f} times the FLOPs per byte of a step.",
         n=last["prompt"], value=last["prefill FLOP/B"] / last["decode FLOP/B"], at_least=10)
-observe("below-ridge", "In 16 bits a decode step does {a:.2f} FLOPs per byte, {x:.2%} of the ridge"
-        " of {chip}.", a=2 * last["decode FLOP/B"], chip=chip(A.chip).name, at_most=0.01,
+observe("below-ridge", "In 16 bits (half the bytes) a step does {a:.2f} FLOPs per byte, {x:.2%} of"
+        " the ridge of {chip}.", a=2 * last["decode FLOP/B"], chip=chip(A.chip).name, at_most=0.01,
         value=2 * last["decode FLOP/B"] / chip(A.chip).ridge())
 observe("prompt-token-cheaper", "A token of that prompt takes {x:.2f} of a later token's time.",
         value=last["prompt token / TPOT"], at_most=1, measured=True)

@@ -52,8 +52,8 @@ A = assumptions(Assumptions)
 # 2. first n: keep its first n layers and its output head.
 # 3. medium, small: train a smaller model on the same text.
 #
-# A second target, *large-exit*, was trained to predict after its first layers, too (LayerSkip,
-# arXiv 2404.16710). It gets draft models of its own first layers.
+# A second target, *large-exit*, was trained to predict not only after its last layer but also after
+# earlier ones (LayerSkip, arXiv 2404.16710). Its draft models are its own first layers.
 #
 # A step reads the weights and the cache. The predicted c is the bytes that a draft step reads, over
 # those that a target step reads. The measured c is a ratio of times, in numpy. Two things can raise
@@ -168,7 +168,7 @@ observe("alpha-by-text", "Between code and prose, alpha differs by up to {x:.3f}
 # The predicted speedup is these tokens over these steps.
 #
 # The table shows each draft model at its best gamma. It is 0 where alpha is not above c: drafting
-# does not pay there. The last column is the best speedup if c is as measured.
+# does not pay there. Last column: the speedup at the gamma that is best for the measured c.
 
 
 # %%
@@ -189,9 +189,9 @@ observe("best-pays", "The best is {name} for {target}, with a predicted speedup 
         name=best[0], target=best[1], value=best[5], at_least=1.5)
 PAIRS = list(permutations([row[2:6] for row in rows], 2))
 # Holds for all values tried: what agrees more tends to cost more.
-observe("alpha-ranks-nothing", "In {x} of {n} pairs, the draft with the higher alpha is slower.",
+observe("alpha-ranks-nothing", "In {x} of {n} pairs, a higher alpha goes with a lower speedup.",
         value=sum(a[1] > b[1] and a[3] < b[3] for a, b in PAIRS), at_least=1, n=len(PAIRS) // 2)
-observe("c-ranks-nothing", "In {x} of {n} pairs, the draft with the lower c is slower.",
+observe("c-ranks-nothing", "In {x} of {n} pairs, a lower c goes with a lower speedup.",
         value=sum(a[0] < b[0] and a[3] < b[3] for a, b in PAIRS), at_least=1, n=len(PAIRS) // 2)
 
 

@@ -100,12 +100,12 @@ observe("accepted-share", "alpha, the share accepted, is off from the sum of min
 #
 # So every round ends with *the target's own token*. tau is tokens per round, that one included.
 #
-# Is it lossless? Take random tables for models: the next token depends on the last one alone. All
-# ways that a round can go are enumerated. If a round writes fewer than gamma + 1, the target adds
-# the rest. How far is the probability of each sequence from plain decoding's?
+# Is it lossless? As models, take random tables: the chances of the next token given the last one.
+# All ways that a round can go are enumerated. The target fills up short rounds to gamma + 1 tokens.
+# How far is the probability of each sequence from plain decoding's?
 #
-# A position may have two candidates, as in a tree (demo 06). The likeliest are proposed for sure:
-# their q is 1. The last row is wrong on purpose: it tests the likeliest as if drawn from q.
+# A position may have two candidates, as in a tree (demo 06). The likeliest are not drawn, so
+# they are tested with q = 1. The last row is wrong on purpose: it tests them as if drawn from q.
 
 # %%
 P, Q = RNG.dirichlet(np.ones(A.vocabulary), (2, A.vocabulary))
@@ -124,10 +124,10 @@ observe("check-can-fail", "With the wrong use of it, some sequence is off by {x:
 # Now sample from these tables by the rule. How often does each token follow each token?
 #
 # - **TV** (total variation): half the sum of all differences from the target's probabilities.
-# - **Noise floor**: the median TV of 2000 plain texts of that length.
-# - **p-value**: the share, of these and the text itself, with at least the same TV.
+# - **Noise floor**: the median TV of 2000 texts of that length by plain decoding.
+# - **p-value**: the share of these texts whose TV is at least that of the tested one.
 #
-# Of several p-values one may be small by chance. So each is held against 0.05 / 4.
+# Of several p-values one may be small by chance. The table has 4: each is held against 0.05 / 4.
 
 
 # %%
@@ -155,7 +155,7 @@ observe("wrong-shows", "With the wrong use of it, the p-value is {x:.4f}.", valu
 # formula, tau = (1 - alpha^(gamma + 1)) / (1 - alpha).
 #
 # A draft step takes c times as long as a target step. A round takes gamma of them, and one target
-# forward. If that takes as long as a step, the speedup is tau / (gamma c + 1).
+# forward. If that forward takes as long as a step, the speedup is tau / (gamma c + 1).
 #
 # Read backwards: somebody reports a speed above the ceiling of demo 01. Then a forward yielded more
 # than one token on average, and the formula says what alpha that takes.
@@ -173,7 +173,7 @@ print_table("textbook", ["alpha", *heads], [textbook_row(alpha) for alpha in A.a
             title="tau, and for each c the best gamma: its speedup", formats={"alpha": ".2f"})
 observe("pays-not-always", "In {x} of these cases no gamma pays.", at_least=1,
         value=sum(best_gamma(alpha, c)[0] == 0 for alpha in A.alphas for c in A.costs))
-observe("above-ceiling", "{fast:g} tokens/s with at most {most:g} forwards/s are {x:.2f} tokens"
+observe("above-ceiling", "Reported {fast:g} tokens/s at a ceiling of {most:g} are {x:.2f} tokens"
         " per forward or more.", fast=A.tokens_per_s, most=A.passes_per_s, at_least=1.01,
         value=A.tokens_per_s / A.passes_per_s)
 observe("alpha-meant", "At gamma 3 that takes an alpha of {x:.2f} or more.", at_most=0.95,
@@ -184,7 +184,7 @@ observe("alpha-meant", "At gamma 3 that takes an alpha of {x:.2f} or more.", at_
 #
 # Draft models write for the toy *large*; first-5 is its own first five layers. *Predicted* alpha
 # is the mean sum of min(p, q) over texts that the target wrote alone. The other columns are the
-# share accepted of the tokens that the loop tested.
+# share accepted of the tested tokens, at the largest gamma and over all gammas together.
 
 # %%
 TARGET, KEYS = toy.load("large"), [(draft, T) for T in (0, 1) for draft in A.drafts]
@@ -220,8 +220,8 @@ observe("alpha-predicted", "Predicted alpha is off from that of all gammas by up
 # 2. *By position*: 1 + a1 + a1 a2 + ..., where a1, a2, ... are the shares accepted of the tokens
 #    tested at the first, second, ... draft position.
 #
-# ± is a standard error: how much a number changes when its rounds are drawn again at random. A
-# miss is counted in standard errors of the difference. Of many misses one is large by chance, so
+# ± is a standard error: the spread of a number over resamples of its rounds. A miss, predicted
+# less measured tau, is in standard errors of that difference. Of many one is large by chance, so
 # the bound on the worst grows with their number.
 
 

@@ -94,8 +94,8 @@ print_table("verify-ratio", ["tokens", "reading, ms", "arithmetic, ms", "time, m
 
 # %% [markdown]
 # A round makes gamma draft steps, then one target forward of gamma + 1 tokens. It yields tau
-# tokens: the accepted ones and the target's own. The speedup is tau / (gamma c + verify ratio).
-# *pays above*: the alpha above which one drafted token pays, c - 1 + the verify ratio of 2 tokens.
+# tokens: the accepted ones and the target's own. The speedup is tau / (gamma c + verify ratio). One
+# drafted token pays if 1 + alpha is above c + the ratio of 2 tokens: *pays above* is that alpha.
 
 # %%
 COLUMNS = {"gamma": "d", "c": ".3f", "tau": ".2f", "verify ratio": ".2f", "speedup": ".2f",
@@ -125,7 +125,7 @@ observe("fast-enough", "At alpha {a:g} the best gamma, {g}, has a speedup of {x:
 #
 # The weights are read once for the whole batch, but each sequence needs its own arithmetic: a large
 # batch leaves none to spare. A long cache raises c, as the draft model has one, too. At a large
-# batch it also helps: while the caches are read, there is time for arithmetic.
+# batch a long cache also helps: while it is read, the arithmetic units are free to verify.
 
 # %%
 def fits(context, batch):
@@ -177,7 +177,7 @@ sliders(lambda alpha: figure("moved", speedup_map(alpha), f"alpha = {alpha:g}"),
 # and so on. Its tau follows from *ranks*. The draft sorts all tokens by probability: the likeliest
 # has rank 0. A node's first child is the token of rank 0, its second the token of rank 1.
 #
-# 1. A toy model writes texts (its own are easier than demo 03's). Find each new token's rank.
+# 1. A toy target writes texts greedily. Find the rank of each new token in the draft's list.
 # 2. From any token, walk down the tree: to the child with the next token's rank, if it exists.
 # 3. tau is 1 plus the number of levels gone down, on average over all starts.
 #
@@ -204,7 +204,7 @@ print_table("tree-tau", ["tree", "nodes", *TAU], [tau_row(tree) for tree in TREE
 # Next: the toy's taus with section 1's times. The first layer and the int4 copy cost what their
 # own bytes cost, and an overhead in proportion to their layers. The trained layer plays the part of
 # EAGLE (arXiv 2401.15077), a drafter of one layer. Its cost is assumed, below the first layer's:
-# the output head of EAGLE-3 is smaller. The children of w nodes take one forward of w tokens.
+# the output head of EAGLE-3 is smaller. To draft what is below w nodes, w tokens are sent at once.
 
 # %%
 def draft_forward(draft, n, batch):
@@ -223,7 +223,7 @@ print_table("draft-prices", ["draft", "c"], title="A draft's step over the targe
 # %%
 def tree_speedup(tree, draft, batch):
     """Speed of a tree over plain decoding's."""
-    levels = [1, *np.bincount(TREES[tree].depths)[1:-1].tolist()]   # nodes to draft below
+    levels = [1, *np.bincount(TREES[tree].depths)[1:-1].tolist()]   # nodes with children
     drafting = sum(draft_forward(draft, n, batch) for n in levels)
     return TAU[draft][tree] * seconds(1, batch) / (drafting + seconds(len(TREES[tree]) + 1, batch))
 

@@ -84,8 +84,9 @@ observe("average-close", "Measured tau is off from the predicted one by up to {x
         value=max(abs(row[5] - 1) for row in rows), at_most=0.1)
 
 # %% [markdown]
-# Is the text that of plain decoding? Does each round accept what the ranks predict at its start?
-# Every tree of demo 05 runs with three drafts (see demo 03), here on fewer prompts.
+# Is the text that of plain decoding? Does each round accept what the ranks predict for the place
+# where it begins? Every tree of demo 05 runs on fewer prompts with three drafts: the small toy, the
+# target's first layer and its copy in 4 bits (demo 03).
 
 # %%
 drafts = {A.draft: DRAFT, **{name: toy_draft(name, A.target) for name in DRAFTS}}
@@ -102,8 +103,8 @@ observe("rounds-as-ranks", "In {x} rounds, ranks and loop differ in what is acce
 # %% [markdown]
 # ## 2. The best tree
 #
-# 1. On other texts, count how often the target's choice is the draft's first, second, ...
-#    candidate, of the places where a level is reached.
+# 1. On other texts, for each level: of the rounds that reach it, in what share is the target's
+#    choice the draft's first, second, ... candidate?
 # 2. The product of these shares along the path to a node is the chance that it is accepted.
 # 3. The best tree of n nodes has the largest sum of chances. Dynamic programming finds it: the
 #    best subtrees of each size, from the deepest level up.
@@ -220,9 +221,9 @@ observe("more-accepted", "4 candidates instead of 1 raise acceptance by {x:.3f}.
         value=rows[3][1] - rows[0][1], at_least=0.05)
 
 # %% [markdown]
-# Now sample with whole trees, 4x2, after the same prompt. Of three tokens we count the first two.
-# As in demo 04, the noise floor is the median TV of plain samples of the same size, and the p-value
-# the share of them with at least the same TV.
+# Now sample with whole trees, 4x2, after the same prompt. Each run writes three tokens, as a full
+# round does; we compare pairs of the first two. As in demo 04, the noise floor is the median TV of
+# plain samples of the same size, and the p-value the share of them with at least the same TV.
 
 
 # %%

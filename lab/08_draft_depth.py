@@ -82,8 +82,8 @@ observe("easy-and-hard", "Agreement is {x:.2f} higher on the easy text than on t
 # ## 2. What a round costs
 #
 # A round with gamma drafts takes t(gamma + 1) + gamma c plain steps. t(n): the time of sending n
-# tokens over that of sending one. c: a draft step's time over a target step's. The toys write. On
-# the chip, times of Llama are predicted (demo 05, overheads too); on this machine, the toy's timed.
+# tokens over that of sending one. c: a draft step's time over a target step's. The toys write all
+# texts. Their costs are those of Llama models, as in demo 05, or those of the toys, measured here.
 
 # %%
 SENT = sorted({*(n for n in (1, 2, 3, 5, 9) if n <= A.gamma_max), A.gamma_max + 1})
@@ -115,7 +115,7 @@ print_table("costs", ["costs", *heads], rows, formats=dict.fromkeys(heads, ".2f"
 # %% [markdown]
 # ## 3. Which policy is fastest?
 #
-# A policy chooses gamma before each round. These know no costs:
+# A policy chooses gamma before a round, or stops while it drafts. These know no costs:
 #
 # - **Always 4.** (**Best fixed** is the best length for a text and cost, found afterwards.)
 # - **AIMD.** Begin at 4. After a full acceptance draft one more, after a refusal half as many, at
@@ -123,9 +123,9 @@ print_table("costs", ["costs", *heads], rows, formats=dict.fromkeys(heads, ".2f"
 # - **Floor.** Begin at 4.
 #   1. After every 8 tested tokens: if less than `floor` was accepted, halve gamma, down to 0.
 #      Otherwise double it, up to 4.
-#   2. At 0, wait 32 rounds, then try one token.
-# - **Confident.** Draft until the draft model gives its own token less than `threshold`. That token
-#   is still sent. **Fitted** has the threshold that is best on the default texts.
+#   2. At 0, wait 32 rounds, then go on with gamma 1.
+# - **Confident.** Stop behind the first token that the draft model gives a probability below
+#   `threshold`. **Fitted** has the threshold that is best on the default texts.
 #
 # **Cost-aware** knows t(n) and c:
 #
@@ -133,8 +133,8 @@ print_table("costs", ["costs", *heads], rows, formats=dict.fromkeys(heads, ".2f"
 # 2. For each gamma from 0, divide the expected tokens by the time of the round. Take the best.
 # 3. If that is 0, spend 1% of the time on trying a draft.
 #
-# The **oracle** knows in advance what would be accepted. Regret is the extra time over the
-# oracle's, on average over the texts. Rounds are replayed on the text that the target wrote.
+# The **oracle** knows in advance what would be accepted. Regret is the extra time over its time, a
+# mean over texts. As these are known, what a round accepts is counted on them, without the target.
 
 # %%
 chain = ModelDrafter(Remembered(toy.load(A.draft)))           # runs each forward once
@@ -193,7 +193,7 @@ heads = [*TEXTS, "regret"]
 for cost in COSTS:
     rows = [[name, *ratios(name, "plain", [cost]), ratios("oracle", name, [cost]).mean() - 1]
             for name in SPEEDS[cost, "easy"]]
-    print_table(f"speed-{cost}", ["policy", *heads], rows, title=f"Speed of each policy: {cost}",
+    print_table(f"speed-{cost}", ["policy", *heads], rows, title=f"Speed over plain: {cost}",
                 formats=dict.fromkeys(TEXTS, ".2f") | {"regret": ".0%"},
                 measured=[] if cost in ON_CHIP else heads)
 
@@ -207,10 +207,10 @@ observe("length-matters", "On the chip, always 4 has as little as {x:.2f} of bes
 REGRET = {name: ratios("oracle", name).mean() - 1 for name in SPEEDS[cost, "easy"]}
 observe("oracle-fastest", "On the chip, the others have at most {x:.3f} of the oracle's speed.",
         value=max(ratios(name, "oracle").max() for name in [*REGRET][:-1]), at_most=1 + 1e-9)
-observe("least-regret", "On the chip, cost-aware has {x:.2f} times the regret of the best rule "
-        "without costs or fitting.", at_most=1, value=REGRET["cost-aware"]
+observe("least-regret", "Over all batches, cost-aware has {x:.2f} x the regret of the best rule"
+        " that neither knows costs nor was fitted.", at_most=1, value=REGRET["cost-aware"]
         / min(REGRET[name] for name in ("always 4", "AIMD", "floor", "confident")))
-observe("fitting-helps", "On the chip, cost-aware has {x:.2f} times the regret of fitted.",
+observe("fitting-helps", "Over all batches, cost-aware has {x:.2f} x the regret of fitted.",
         value=REGRET["cost-aware"] / REGRET["fitted"], at_least=1)
 observe("plain-is-as-fast", "On this machine, plain decoding has {x:.2f} of cost-aware's speed.",
         value=ratios("plain", "cost-aware", ["this machine"]).mean(), at_least=0.9, measured=True,
@@ -227,7 +227,7 @@ MADE = {name: decode("alternating", *how, by=target) for name, how in
         progress(policies("alternating", ON_CHIP[0]).items(), "by the target")}
 observe("same-text", "{x} of its tokens differ from plain decoding's.", at_most=0, value=sum(
     int((texts != written[TEXTS["alternating"]]).sum()) for texts, _ in MADE.values()))
-observe("same-rounds", "{x} of the {n} that ran have another speed than counted.", n=len(MADE),
+observe("same-rounds", "{x} of {n} policies differ in speed from section 3.", n=len(MADE),
         at_most=0, value=sum(speed(run, ON_CHIP[0]) != SPEEDS[ON_CHIP[0], "alternating"][name]
                              for name, (_, run) in MADE.items()))
 

@@ -4,7 +4,7 @@
 # **Question.** A small model drafts for a middle one, and both for a large one. Does that pay?
 #
 # **Watch for.** Which q the large model tests with. How good and how cheap the two drafts must be.
-# Where the small model is good enough for the middle one, it nearly is for the large one.
+# A token of the small one that the middle one accepts, the large one mostly would have, too.
 #
 # **Takes.** about 15 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
@@ -38,7 +38,7 @@ class Assumptions:
     large: OneOf(*MODELS) = "pythia-2.8b"       # Its step time is used as the target's.
     chip: OneOf(*CHIPS) = "h100-sxm"            # Chip whose times these are.
     batches: tuple[Count, ...] = (1, 32, 128)   # Batch sizes; all but one table use the first.
-    context: Count = 512                        # Tokens cached for each of them.
+    context: Count = 512                        # Tokens cached for each sequence.
     layer_us: Within(0.0, 1e4) = 10.0           # Time of a layer besides bytes and FLOPs, us.
     alpha_12: Alpha = 0.8                       # Share of small's tokens that middle accepts.
     alpha_23: Alpha = 0.8                       # Share of middle's tokens that large accepts.
@@ -92,11 +92,11 @@ observe("small-q-wrong", "With the wrong q the TV is {x:.3f}.", value=rows[1][1]
 # - *c1*, *c2*: the time of a step of the small and of the middle model, over the large one's.
 # - *alpha_12*: the share of the small model's tokens that the middle one accepts. *alpha_23*,
 #   *alpha_13*: what the large one accepts of the middle one's and of the small one's.
-# - *inner*: tokens drafted for the middle model at once. *gamma*: tokens drafted for the large one.
-# - *gain*: the cascade's predicted speed over that of the faster pair (or of plain decoding). All
-#   have their best lengths. The formula (llm_math.best_cascade) takes acceptance as constant.
-#
-# Here alpha_13 is alpha_12 times alpha_23, as if the two acceptances were independent.
+# - *gamma*: tokens drafted for the large model. The middle one writes them in rounds of its own, in
+#   each of which the small one drafts up to *inner* tokens.
+# - *gain*: the cascade's predicted speed over that with only the better of the two drafts (or with
+#   none), each at its best inner and gamma. The formula is llm_math.best_cascade.
+# Here each alpha is constant and alpha_13 is alpha_12 x alpha_23, as if they were independent.
 
 # %%
 @cache
@@ -134,12 +134,12 @@ C1, C2 = COSTS[A.batches[0]]
 CASES = sorted({(A.alpha_12, A.alpha_23), (0.6, 0.6), (0.6, 0.9), (0.9, 0.6), (0.9, 0.9)})
 columns = ["alpha_12", "alpha_23", "small", "middle", "cascade", "gain", "inner", "gamma"]
 rows = [case_row(*case) for case in CASES]
-print_table("cascades", [*columns, "longest"], rows, formats=dict.fromkeys(columns[2:6], ".2f"),
+print_table("cascades", [*columns, "at limit"], rows, formats=dict.fromkeys(columns[2:6], ".2f"),
             title="Predicted speed (plain decoding: 1) where small, middle or both draft for large."
-            " longest: a best length is the longest allowed")
+            " at limit: inner or gamma is the largest allowed")
 observe("beats-pairs", "If the acceptances were independent, the cascade would beat both pairs in"
         " {x} of these cases.", at_least=1, value=sum(bool(row[5] > 1.005) for row in rows))
-observe("longest", "In {x} cases a best length is the longest that --gamma or --inner allows.",
+observe("longest", "In {x} cases inner or gamma is at its limit: a longer one might be better.",
         value=sum(row[-1] for row in rows), at_most=0)
 
 
@@ -200,8 +200,8 @@ observe("not-independent", "alpha_13 is above the product by {x:.3f} or more.", 
         value=min(row[3] - row[4] for row in rows))
 
 # %% [markdown]
-# Now the loop runs at T 0, at these texts' best lengths. *counted* is the speed by its forwards and
-# their costs. *ratio*: predicted over counted. *differ*: texts that are not plain decoding's.
+# Now the loop runs at T 0, with the best inner and gamma for these texts. *counted*: the speed from
+# its forwards and their costs. *ratio*: predicted / counted. *differ*: texts unlike plain ones.
 
 # %%
 def decode(name, inner, gamma, target):

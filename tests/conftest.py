@@ -69,3 +69,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def read_once():
+    """What a small model's texts take is read once: no number of threads is chosen, nothing is read again when busy."""
+    from lab.measure import compare, threads
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "cores", lambda: 1)
+        patch.setattr(compare, "MOST_SPREAD", float("inf"))
+        yield

@@ -341,7 +341,7 @@ def test_09_steps_and_predicted_speeds_by_hand():
         pairs = [best_gamma(a12 * a23, c1, 4), best_gamma(a23, c2, 4)]
         assert [row["small"], row["middle"]] == pytest.approx([speed for _, speed in pairs])
         assert row["gain"] == pytest.approx(row["cascade"] / max(speed for _, speed in pairs))
-        assert row["longest"] == (best[0] == 2 or 4 in (best[1], pairs[0][0], pairs[1][0]))
+        assert row["at limit"] == (best[0] == 2 or 4 in (best[1], pairs[0][0], pairs[1][0]))
     pays = observation(made, "beats-pairs")
     assert pays["value"] == sum(row["gain"] > 1.005 for row in rows) and "independent" in pays["text"]
     assert not observation(made, "longest")["holds"], "drafts of up to 4 and 2 tokens are too short for some cases"

@@ -18,7 +18,7 @@ SMALL = [*QUICK, "--first", "2", "--kept", "3"]                 # of models of f
 LLAMA, LFM2 = "small-llama", "small-lfm2"
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 
 def run(target, *flags):

@@ -9,7 +9,6 @@ import console
 import decode_lab
 import lab.measure.compare
 import lab.measure.spread
-import lab.measure.threads
 import lab.measure.timing
 from console import ROOT, BadInput
 from decode_lab import speculative_generate
@@ -29,15 +28,7 @@ POLICIES = {"lookup": ["best fixed", "AIMD", "AIMD least 4", "floor", "cost-awar
             "model": ["best fixed", "AIMD", "AIMD least 4", "floor", "confident", "cost-aware"]}
 COST, SLOPE = 0.3, 0.1                                   # c, and t(n) - t(n - 1), where no clock is asked
 
-pytestmark = pytest.mark.usefixtures("one_thread", "one_core")
-
-
-@pytest.fixture(scope="module")
-def one_core():
-    """So that no number of threads is chosen: more than one only slows small models down."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lab.measure.threads, "cores", lambda: 1)
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 
 def run(folders, *flags):

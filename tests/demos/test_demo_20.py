@@ -16,7 +16,7 @@ SMALL = ["--copied", "12", "--new-tokens", "8", "--timings", "2", "--context", "
 LLAMA, LFM2 = "small-llama", "small-lfm2"
 OURS = ["our lookup", "our chain"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 
 def run(target, *flags):
