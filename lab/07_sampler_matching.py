@@ -38,7 +38,7 @@ class Assumptions:
     min_p: Within(0.0, 0.9) = 0.05              # Its min-p: least share of the top's; 0 is off.
     penalties: tuple[Within(1.0, 4.0), ...] = (1.1, 1.3)  # Repetition penalties to try.
     ratios: tuple[Within(0.05, 10.0), ...] = (0.5, 1.5)  # Draft's T over the target's, section 1.
-    grid: tuple[Within(0.05, 10.0), ...] = (.4, .5, .6, .7, .8, .9, 1.1, 1.3, 1.6, 2)  # In section 2.
+    grid: tuple[Within(0.05, 10.0), ...] = (.4, .5, .6, .7, .8, .9, 1.1, 1.3, 1.6, 2)  # Section 2.
     gamma: Within(1, 32) = 4                    # Draft length.
     prompts: Within(2, 64) = 4                  # Prompts of held-out code, and as many of prose.
     new_tokens: Within(8, 200) = 40             # Tokens written after each.
