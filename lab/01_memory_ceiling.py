@@ -63,7 +63,7 @@ A = assumptions(Assumptions)
 
 # %%
 def step(shape, on, tokens=0, bits=16):
-    """What a step after `tokens` cached ones, of `bits` bits per value, is at most on a chip."""
+    """Bytes, FLOPs and top rate of a step with `tokens` cached, at `bits` bits per value."""
     cache, flops = shape.kv_bytes(tokens, bits / 8), shape.flops(1, tokens)
     read, held = shape.streamed_bytes() + cache, shape.weight_bytes() + cache
     rate = None if held > on.memory else on.bandwidth / read
@@ -146,7 +146,7 @@ observe("bandwidth-decides", "{a} can do {r:.2f} times the FLOPs of {b}, but {x:
 # Weights that were read once can serve many sequences. A step of a whole batch costs hardly more
 # time than a step of one sequence, up to the *critical batch*. Beyond it the arithmetic takes
 # longer than the reading. The critical batch is ridge x bytes per weight / 2 FLOPs x
-# flop_efficiency / byte_efficiency. These two are the shares of its data sheet that a chip reaches.
+# flop_efficiency / byte_efficiency. These two are the shares of its peak rates that a chip reaches.
 #
 # That holds for the weights. A cache serves only its own sequence. Where reading it takes longer
 # than the sequence's arithmetic, memory stays the limit, however large the batch.
@@ -158,7 +158,7 @@ REACHED = {"flop_efficiency": A.flop_efficiency, "byte_efficiency": A.byte_effic
 
 
 def batch_row(batch):
-    """Time of a step and tokens per second, without caches and with; whether all of it fits."""
+    """Time of a step and tokens per second, without caches and with; whether both fit."""
     bare = verify_time(SERVED, SERVER, batch, 0, n=1, overhead=0, **REACHED)
     full = verify_time(SERVED, SERVER, batch, N, n=1, overhead=0, **REACHED)
     fits = batch <= max_batch(SERVED, SERVER, N)

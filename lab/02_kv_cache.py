@@ -53,7 +53,7 @@ require(max(A.prompts) + A.answer_tokens <= LM.max_length, "--answer-tokens", A.
 # Only attention looks at earlier tokens: it reads their keys and values. These do not change when
 # the text grows, so a *KV cache* keeps them. With a cache, each forward sends the newest token
 # alone. Without one, each forward sends the whole text again. (`send` runs a forward, `commit`
-# keeps what it sent, by index, `rewind` cuts the cache to a length.)
+# keeps of the sent tokens those named, `rewind` cuts the cache to a length.)
 #
 # Both add the same numbers in different orders, so they agree up to rounding. A *logit* is the
 # score of a token. The *least lead* is the smallest distance between the two highest logits.
@@ -216,14 +216,14 @@ observe("less-than-weights", "At {n} tokens the cache needs {x:.0%} of the bytes
 #
 # A prompt is sent in one forward (*prefill*), which reads the weights once for all of its tokens. A
 # decode step reads them for one token. So prefill does more FLOPs per byte. Below a chip's ridge
-# (demo 01) memory sets the time, above it arithmetic. A CPU's ridge is low.
+# (demo 01) memory sets the time, above it arithmetic.
 #
 # TTFT is the time to the first token, TPOT the median time of a later one. "prompt token / TPOT" is
-# TTFT per token of the prompt over TPOT.
+# (TTFT / tokens of the prompt) / TPOT.
 
 # %%
 def intensity_row(n):
-    """FLOPs per byte, and times (verify_s is a step's), for a prompt of n tokens."""
+    """FLOPs per byte, and times (verify_s: of a step), for a prompt of n tokens."""
     LM.rewind(0)
     prefill, step = counted(LM, LM.prefill, TEXT[:n - 1]), counted(LM, LM.send, TEXT[n - 1:n])
     LM.commit([0])

@@ -57,8 +57,8 @@ A = assumptions(Assumptions)
 #
 # A step reads the weights and the cache. The predicted c is the bytes that a draft step reads, over
 # those that a target step reads. The measured c is a ratio of times, in numpy. Two things can raise
-# it. numpy cannot multiply packed integers, so a rounded model runs in 32 bits, in the target's
-# time. And each layer costs some calls, however narrow it is.
+# it. numpy cannot multiply packed integers, so int8 and int4 run in 32 bits, as slowly as the
+# target. And each layer costs some calls, however narrow it is.
 
 
 # %%
@@ -154,7 +154,7 @@ print_table("agreement", ["model", "for target", *columns], rows, title="Reading
             formats=dict.fromkeys(columns[:4], ".3f") | dict.fromkeys(columns[4:], ".0%"))
 raised = [READ[kind][trained][1] - READ[kind][cut][1] for kind in READ
           for cut, trained in zip(MADE["cut"], MADE["exit"])]
-observe("trained-exit-agrees", "Layers trained to predict have an alpha at least {x:.2f} higher.",
+observe("trained-exit-agrees", "First n: large-exit has an alpha {x:.2f} or more above large's.",
         value=min(raised), at_least=0.1)
 observe("alpha-by-text", "Between code and prose, alpha differs by up to {x:.3f}.", at_least=0.01,
         value=max(abs(READ["code"][d][1] - READ["prose"][d][1]) for d in DRAFTS))
@@ -167,8 +167,8 @@ observe("alpha-by-text", "Between code and prose, alpha differs by up to {x:.3f}
 # yields 1 + alpha + alpha^2 + ... + alpha^gamma tokens. (Demos 04 and 05 look at these two ifs.)
 # The predicted speedup is these tokens over these steps.
 #
-# The table shows each draft model at its best gamma. It is 0 where alpha is not above c: drafting
-# does not pay there. Last column: the speedup at the gamma that is best for the measured c.
+# The table shows each draft model at its best gamma. Gamma is 0 if alpha is at most c: drafting
+# does not pay there. Last column: the speedup with the measured c, at the gamma best for it.
 
 
 # %%
@@ -188,7 +188,7 @@ best = max(rows, key=lambda row: row[5])
 observe("best-pays", "The best is {name} for {target}, with a predicted speedup of {x:.2f}.",
         name=best[0], target=best[1], value=best[5], at_least=1.5)
 PAIRS = list(permutations([row[2:6] for row in rows], 2))
-# Holds for all values tried: what agrees more tends to cost more.
+# No flag tried breaks it: what agrees more tends to cost more.
 observe("alpha-ranks-nothing", "In {x} of {n} pairs, a higher alpha goes with a lower speedup.",
         value=sum(a[1] > b[1] and a[3] < b[3] for a, b in PAIRS), at_least=1, n=len(PAIRS) // 2)
 observe("c-ranks-nothing", "In {x} of {n} pairs, a lower c goes with a lower speedup.",

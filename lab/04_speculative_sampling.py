@@ -72,7 +72,7 @@ RNG = np.random.default_rng(A.seed)
 
 # %%
 def by_hand(p, q):
-    """(2, 7): the rows of the table below; the residual after any refused token, here 0"""
+    """(2, 7): the rows of the table below; the residual, the same after either token"""
     accept = [acceptance_probability(p, x, q) if q[x] > 0 else 1.0 for x in (0, 1)]
     accepted, rest = q * accept, residual(p, 0, q)
     recovered = (1 - accepted.sum()) * rest
@@ -101,11 +101,11 @@ observe("accepted-share", "alpha, the share accepted, is off from the sum of min
 # So every round ends with *the target's own token*. tau is tokens per round, that one included.
 #
 # Is it lossless? As models, take random tables: the chances of the next token given the last one.
-# All ways that a round can go are enumerated. The target fills up short rounds to gamma + 1 tokens.
+# All ways that a round can go are enumerated. After a refusal the target goes on to gamma + 1.
 # How far is the probability of each sequence from plain decoding's?
 #
-# A position may have two candidates, as in a tree (demo 06). The likeliest are not drawn, so
-# they are tested with q = 1. The last row is wrong on purpose: it tests them as if drawn from q.
+# A position may have two candidates, as in a tree (demo 06). To take the likeliest is certain, so
+# the rule uses q = 1. The last row is wrong on purpose: it uses the draft model's q.
 
 # %%
 P, Q = RNG.dirichlet(np.ones(A.vocabulary), (2, A.vocabulary))
@@ -173,7 +173,7 @@ print_table("textbook", ["alpha", *heads], [textbook_row(alpha) for alpha in A.a
             title="tau, and for each c the best gamma: its speedup", formats={"alpha": ".2f"})
 observe("pays-not-always", "In {x} of these cases no gamma pays.", at_least=1,
         value=sum(best_gamma(alpha, c)[0] == 0 for alpha in A.alphas for c in A.costs))
-observe("above-ceiling", "Reported {fast:g} tokens/s at a ceiling of {most:g} are {x:.2f} tokens"
+observe("above-ceiling", "{fast:g} tokens/s from {most:g} forwards/s or fewer are {x:.2f} tokens"
         " per forward or more.", fast=A.tokens_per_s, most=A.passes_per_s, at_least=1.01,
         value=A.tokens_per_s / A.passes_per_s)
 observe("alpha-meant", "At gamma 3 that takes an alpha of {x:.2f} or more.", at_most=0.95,
@@ -220,9 +220,9 @@ observe("alpha-predicted", "Predicted alpha is off from that of all gammas by up
 # 2. *By position*: 1 + a1 + a1 a2 + ..., where a1, a2, ... are the shares accepted of the tokens
 #    tested at the first, second, ... draft position.
 #
-# ± is a standard error: the spread of a number over resamples of its rounds. A miss, predicted
-# less measured tau, is in standard errors of that difference. Of many one is large by chance, so
-# the bound on the worst grows with their number.
+# ± is a standard error: the spread of a number over resamples of its rounds. A miss is predicted
+# less measured tau, over the standard error of that difference. Among more predictions the worst
+# miss is larger by chance, so its bound grows, too.
 
 
 # %%

@@ -94,8 +94,8 @@ print_table("verify-ratio", ["tokens", "reading, ms", "arithmetic, ms", "time, m
 
 # %% [markdown]
 # A round makes gamma draft steps, then one target forward of gamma + 1 tokens. It yields tau
-# tokens: the accepted ones and the target's own. The speedup is tau / (gamma c + verify ratio). One
-# drafted token pays if 1 + alpha is above c + the ratio of 2 tokens: *pays above* is that alpha.
+# tokens: the accepted ones and the target's own. The speedup is tau / (gamma c + verify ratio).
+# *pays above*: one drafted token pays if alpha is above this, c - 1 + the verify ratio of 2 tokens.
 
 # %%
 COLUMNS = {"gamma": "d", "c": ".3f", "tau": ".2f", "verify ratio": ".2f", "speedup": ".2f",
@@ -124,7 +124,7 @@ observe("fast-enough", "At alpha {a:g} the best gamma, {g}, has a speedup of {x:
 # ## 2. Batch and context
 #
 # The weights are read once for the whole batch, but each sequence needs its own arithmetic: a large
-# batch leaves none to spare. A long cache raises c, as the draft model has one, too. At a large
+# batch leaves none to spare. A long cache raises c: the draft slows by a larger share. At a large
 # batch a long cache also helps: while it is read, the arithmetic units are free to verify.
 
 # %%
@@ -201,10 +201,10 @@ print_table("tree-tau", ["tree", "nodes", *TAU], [tau_row(tree) for tree in TREE
             formats=dict.fromkeys(TAU, ".2f"))
 
 # %% [markdown]
-# Next: the toy's taus with section 1's times. The first layer and the int4 copy cost what their
-# own bytes cost, and an overhead in proportion to their layers. The trained layer plays the part of
-# EAGLE (arXiv 2401.15077), a drafter of one layer. Its cost is assumed, below the first layer's:
-# the output head of EAGLE-3 is smaller. To draft what is below w nodes, w tokens are sent at once.
+# Next: the toy's taus with section 1's times. The costs of the first layer and the int4 copy are
+# those of section 1's target, cut or rounded like this. The trained layer plays the part of EAGLE
+# (arXiv 2401.15077), a drafter of one layer. Its cost is assumed, and less than the first layer's:
+# EAGLE-3 has a smaller output head. One forward of w tokens drafts the children of w nodes.
 
 # %%
 def draft_forward(draft, n, batch):

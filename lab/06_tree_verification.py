@@ -63,9 +63,9 @@ RANKS = new_token_ranks(DRAFT, TEXTS)
 # 2. Begin at the root. While there is a child that is the target's choice, go down to it.
 # 3. The nodes on this path are accepted. The target's own token ends the round.
 #
-# Demo 05 predicts tau without running a tree. The rank of the target's token in the draft's list
-# says which child it is, if any. tau is 1 plus the levels gone down, on average over all places of
-# the texts. But a real round begins only where the last one ended.
+# Demo 05 predicts tau without running a tree: a token of rank r in the draft's list is child r, if
+# there is one. Predicted tau is 1 plus the levels that this goes down, on average from all places
+# of the texts. A real round begins only where the last one ended.
 
 
 # %%
@@ -103,8 +103,8 @@ observe("rounds-as-ranks", "In {x} rounds, ranks and loop differ in what is acce
 # %% [markdown]
 # ## 2. The best tree
 #
-# 1. On other texts, for each level: of the rounds that reach it, in what share is the target's
-#    choice the draft's first, second, ... candidate?
+# 1. Count on other texts, for each level: the share of the rounds that reach it in which the
+#    target's choice is the draft's candidate 1, 2, ...
 # 2. The product of these shares along the path to a node is the chance that it is accepted.
 # 3. The best tree of n nodes has the largest sum of chances. Dynamic programming finds it: the
 #    best subtrees of each size, from the deepest level up.
@@ -210,7 +210,7 @@ BEFORE, P, Q = pick()
 NEAR = np.flatnonzero(P + Q)  # tokens that either model may write
 rows = [exact_row(n) for n in range(1, 5)]
 print_table("one-round", ["candidates", "accepted", "TV", "TV, wrong rule"], rows,
-            title="One position, exactly; TV from p",
+            title="One position, exactly; accepted: any candidate; TV from p",
             formats={"accepted": ".1%", "TV": ".4f", "TV, wrong rule": ".4f"})
 # No assumption breaks the first of these: the rule is lossless.
 observe("exact", "With the rule, what is written is off from p by a TV of {x:.1g}.",
@@ -221,8 +221,8 @@ observe("more-accepted", "4 candidates instead of 1 raise acceptance by {x:.3f}.
         value=rows[3][1] - rows[0][1], at_least=0.05)
 
 # %% [markdown]
-# Now sample with whole trees, 4x2, after the same prompt. Each run writes three tokens, as a full
-# round does; we compare pairs of the first two. As in demo 04, the noise floor is the median TV of
+# Now sample with whole trees, 4x2, after the same prompt. Each run writes three tokens: two
+# levels and one more. We compare the first two. As in demo 04, the noise floor is the median TV of
 # plain samples of the same size, and the p-value the share of them with at least the same TV.
 
 

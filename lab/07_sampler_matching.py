@@ -54,7 +54,7 @@ A = assumptions(Assumptions)
 # The target draws from p and the draft model from q, both after temperature, filters and penalty.
 # A token from q is accepted with probability sum of min(p, q), the *overlap* (arXiv 2211.17192,
 # corollary 3.6). The table has its mean over the tested tokens, and the share of them that was
-# *accepted*. *std errors*: their difference in standard errors. In many rows some reach 2 or 3.
+# *accepted*. *std errors*: their difference in standard errors. By chance some rows may reach 2.
 #
 # The draft has its target's filters and penalty, at the temperature in column *draft*. "matched" is
 # the target's own temperature, "greedy" takes the likeliest token.
@@ -216,8 +216,8 @@ observe("draft-without-penalty", "Leaving out a penalty of {p:g} changes the ove
 # and reports the probabilities of another. Nothing fails, and more may be accepted.
 #
 # A round's first token depends on three random choices: the token drawn, whether it is accepted,
-# and the token that replaces it. At every tenth token we run the acceptance rule for every outcome
-# and add up their probabilities: nothing is sampled. *TV* (total variation) says how far the
+# and the token that replaces it. At every tenth token we run the rule for all outcomes of these
+# three and add up their probabilities: nothing is sampled. *TV* (total variation) says how far the
 # output is from p: half the sum, over all tokens, of the difference in probability. 0 is lossless.
 
 # %%
@@ -246,5 +246,5 @@ print_table("bugs", ["bug", "accepted", "TV"], rows, formats={"accepted": ".3f",
 observe("right-if-reported", "Without a bug the TV is {x:.0e}.", value=rows[0][2], at_most=1e-9)
 observe("bugs-move-output", "Each of the {n} bugs changes the output, by a TV of {x:.3f} or more.",
         n=len(rows) - 1, value=min(row[2] for row in rows[1:]), at_least=0.01)
-observe("bugs-accept-more", "With {x} of the bugs more is accepted than without.", at_least=1,
+observe("bugs-accept-more", "{x} of the bugs raise the share that is accepted.", at_least=1,
         value=sum(bool(row[1] > rows[0][1]) for row in rows[1:]))

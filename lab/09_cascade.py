@@ -4,7 +4,7 @@
 # **Question.** A small model drafts for a middle one, and both for a large one. Does that pay?
 #
 # **Watch for.** Which q the large model tests with. How good and how cheap the two drafts must be.
-# A token of the small one that the middle one accepts, the large one mostly would have, too.
+# Most tokens of the small one that pass the middle one would pass the large one anyway.
 #
 # **Takes.** about 15 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
@@ -94,9 +94,9 @@ observe("small-q-wrong", "With the wrong q the TV is {x:.3f}.", value=rows[1][1]
 #   *alpha_13*: what the large one accepts of the middle one's and of the small one's.
 # - *gamma*: tokens drafted for the large model. The middle one writes them in rounds of its own, in
 #   each of which the small one drafts up to *inner* tokens.
-# - *gain*: the cascade's predicted speed over that with only the better of the two drafts (or with
-#   none), each at its best inner and gamma. The formula is llm_math.best_cascade.
-# Here each alpha is constant and alpha_13 is alpha_12 x alpha_23, as if they were independent.
+# - *gain*: the cascade's predicted speed over that of the faster *pair* (one draft and the large
+#   model) or plain decoding, each at its best inner and gamma. Formula: llm_math.best_cascade.
+# - Each alpha is taken as constant, and alpha_13 is alpha_12 x alpha_23, as if independent.
 
 # %%
 @cache
@@ -139,7 +139,7 @@ print_table("cascades", [*columns, "at limit"], rows, formats=dict.fromkeys(colu
             " at limit: inner or gamma is the largest allowed")
 observe("beats-pairs", "If the acceptances were independent, the cascade would beat both pairs in"
         " {x} of these cases.", at_least=1, value=sum(bool(row[5] > 1.005) for row in rows))
-observe("longest", "In {x} cases inner or gamma is at its limit: a longer one might be better.",
+observe("longest", "{x} of the cases are at a limit, where longer drafts might be better.",
         value=sum(row[-1] for row in rows), at_most=0)
 
 
@@ -201,7 +201,7 @@ observe("not-independent", "alpha_13 is above the product by {x:.3f} or more.", 
 
 # %% [markdown]
 # Now the loop runs at T 0, with the best inner and gamma for these texts. *counted*: the speed from
-# its forwards and their costs. *ratio*: predicted / counted. *differ*: texts unlike plain ones.
+# its forwards and their costs. *ratio*: predicted / counted. *differ*: texts that changed.
 
 # %%
 def decode(name, inner, gamma, target):
