@@ -15,6 +15,7 @@ import numpy as np
 from console import progress, record_samples
 from decode_lab import Run
 from lab.measure.turns import Made, Method
+from lab.support.claims import shown
 from lab.support.errors import require, whole
 
 LEAST_REPEATS = 5
@@ -98,11 +99,13 @@ class Compared:
         """Why the speedup is not to be judged, as a sentence; "" where it may be."""
         where = f"this machine was busy: {self.method} on {self.text}"
         if self.spread > MOST_SPREAD:
-            return (f"{where} stands beside plain runs whose middle half spreads over {self.spread:.0%} of their "
-                    f"median, more than {MOST_SPREAD:.0%}. Run it again.")
+            spread, most = shown(".0%", self.spread, [MOST_SPREAD])
+            return (f"{where} stands beside plain runs whose middle half spreads over {spread} of their "
+                    f"median, more than {most}. Run it again.")
         if self.bounded and self.speedup > self.tau * (1 + self.spread):
-            return (f"{where} reads {self.speedup:.2f} times plain decoding at {self.tau:.2f} tokens a round, "
-                    "which cannot be. Run it again.")
+            speedup, tau = shown(".2f", self.speedup, [self.tau])
+            return (f"{where} reads {speedup} times plain decoding at {tau} tokens a round, which cannot be. "
+                    "Run it again.")
         return ""
 
     @property
@@ -167,8 +170,10 @@ def undecided(a: Compared, bound: float, b: Compared | None = None) -> str:
     low, high = np.quantile(ratios, (0.25, 0.75))
     if reason := not_judged([a] if b is None else [a, b]):
         return reason
-    return (f"the middle half of its readings, {low:.2f} to {high:.2f}, lies on both sides of {bound:g}."
-            if low < bound < high else "")
+    if not low < bound < high:
+        return ""
+    middle, *half = shown(".2f", bound, [low, high])
+    return f"the middle half of its readings, {' to '.join(half)}, lies on both sides of {middle}."
 
 
 def _read(methods, text: str, prompt, target, n_new: int, repeats: int, baseline, unbounded) -> list[Compared]:

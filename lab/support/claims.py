@@ -47,9 +47,9 @@ def claim(id: str, text: str, value, at_most, at_least, holds, not_judged: str, 
             raise BadInput(f'observation "{id}" has a bound but no value')
         holds = value is not None and all(value >= x for x in [at_least] if x is not None) \
             and all(value <= x for x in [at_most] if x is not None)
-        shown = _shown(_spec(text), value, bounds)
-        values = {**values, "x": _Verbatim(shown[0])}
-        text = f"{text} {_expected(at_least, at_most, shown[1:])}".replace("  ", " ")
+        texts = shown(_spec(text), value, bounds)
+        values = {**values, "x": _Verbatim(texts[0])}
+        text = f"{text} {_expected(at_least, at_most, texts[1:])}".replace("  ", " ")
     elif value is not None:
         values = {**values, "x": value}
     try:
@@ -74,7 +74,7 @@ def _spec(text: str) -> str:
         return ""
 
 
-def _shown(spec: str, value, bounds: list) -> list[str]:
+def shown(spec: str, value, bounds: list) -> list[str]:
     """Value and bounds as text, with as many digits as it takes to see which is the larger one."""
     texts: list[str] = []
     for extra in range(MOST_DIGITS + 1):

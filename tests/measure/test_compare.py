@@ -1,5 +1,6 @@
 """Comparisons on a scripted machine: methods whose rounds take the seconds that a script says."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,15 @@ def test_a_machine_whose_plain_decoding_spreads_is_not_judged():
     machine = Machine(lambda k: 3.0 if k % 4 == 2 else 1.0)
     row, = run(machine, {"B": machine.method("B", accepted=1)})
     assert not row.judged and "busy" in row.not_judged and f"{row.spread:.0%}" in row.not_judged
+
+
+def test_a_number_just_past_its_bound_does_not_read_like_it(monkeypatch):
+    """Not "spreads over 20%, more than 20%"."""
+    machine = Machine(lambda k: 1.4 if k % 4 == 2 else 1.0)
+    row, = run(machine, {"B": machine.method("B", accepted=1)})
+    monkeypatch.setattr("lab.measure.compare.MOST_SPREAD", row.spread - 0.0004)
+    number, bound = re.search(r"spreads over (\S+) .* more than (\S+)\. Run", row.not_judged).groups()
+    assert number != bound and float(number.strip("%")) > float(bound.strip("%"))
 
 
 def test_a_speedup_above_tokens_per_round_is_not_judged():
