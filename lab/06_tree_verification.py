@@ -186,7 +186,8 @@ figure("tree", one_round(BEST[HAND]), "the best tree in one round; green: accept
 #
 # Is that lossless? Take p and q of the toy models after one prompt, and enumerate all orders of
 # the candidates. TV is half the sum of all differences from p. The wrong rule tests all candidates
-# against the first q, as if they were drawn with replacement.
+# against the first q, as if they were drawn with replacement. Each refusal subtracts q from p. Once
+# p holds no token that is left in q, one more candidate changes nothing.
 
 
 # %%

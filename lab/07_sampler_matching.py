@@ -57,7 +57,7 @@ A = assumptions(Assumptions)
 # *accepted*. *std errors*: their difference in standard errors. By chance some rows may reach 2.
 #
 # The draft has its target's filters and penalty, at the temperature in column *draft*. "matched" is
-# the target's own temperature, "greedy" takes the likeliest token.
+# the target's own temperature, "greedy" takes the likeliest token. A greedy target counts as T 1.
 
 # %%
 LARGE, DRAFT, RNG = toy.load("large"), toy.load(A.draft), np.random.default_rng([A.seed, 1])

@@ -172,8 +172,8 @@ sliders(lambda c1, c2, **case: figure("moved", gain_map(c1, c2, [tuple(case.valu
 # ## 3. The toy family
 #
 # Now acceptance is measured on three trained toy models: the mean overlap (demo 07) on texts that
-# the large one writes alone. *product* is alpha_12 times alpha_23. The gain is predicted twice, at
-# the costs above: with the measured alpha_13, and with the product.
+# the large one writes alone. *product* is alpha_12 times alpha_23. The higher alpha_13 is, the
+# faster the small model alone: a cascade then gains less than is predicted *with the product*.
 
 # %%
 TOY = dict(zip(("small", "middle", "large"), map(toy.load, ("small", "medium", "large"))))
@@ -200,8 +200,8 @@ observe("not-independent", "alpha_13 is above the product by {x:.3f} or more.", 
         value=min(row[3] - row[4] for row in rows))
 
 # %% [markdown]
-# Now the loop runs at T 0, with the best inner and gamma for these texts. *counted*: the speed from
-# its forwards and their costs. *ratio*: predicted / counted. *differ*: texts that changed.
+# Now the loop runs at T 0, with the best inner and gamma for these texts. *predicted* is from the
+# alphas above, *counted* from the forwards that were run. *differ*: texts that changed.
 
 # %%
 def decode(name, inner, gamma, target):
