@@ -80,3 +80,13 @@ def read_once():
         patch.setattr(threads, "cores", lambda: 1)
         patch.setattr(compare, "MOST_SPREAD", float("inf"))
         yield
+
+
+@pytest.fixture
+def one_repeat(monkeypatch):
+    """Each method is timed once and not five times, in tests of what a demo writes and not of how fast."""
+    from lab.measure import compare
+
+    read = compare._read
+    monkeypatch.setattr(compare, "_read", lambda methods, text, prompt, target, n_new, repeats, *rest: read(
+        methods, text, prompt, target, n_new, 1, *rest))

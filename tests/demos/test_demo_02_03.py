@@ -202,7 +202,7 @@ def test_03_refuses(flags):
 # -- both --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_runs_give_the_same_record(cache, drafts):
     assert unmeasured(console.run_demo(CACHE, SMALL_CACHE)) == unmeasured(cache)
     assert unmeasured(console.run_demo(DRAFTS, SMALL_DRAFTS)) == unmeasured(drafts)

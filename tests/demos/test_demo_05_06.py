@@ -178,7 +178,7 @@ def test_06_an_edit_changes_the_conclusion(flags, broken):
 
 # -- both ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("path, flags", [(HARDWARE, SMALL_05), (TREES, SMALL_06)], ids=["05", "06"])
 def test_two_runs_leave_the_same_record(path, flags):
     one, two = record(path, *flags), console.run_demo(path, flags)

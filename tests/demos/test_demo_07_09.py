@@ -57,7 +57,7 @@ def unmeasured(made):
     return tables, [o["text"] for o in made["observations"] if not o["measured"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("demo", QUICK, ids=lambda path: path.stem[:2])
 def test_the_same_assumptions_give_the_same_record(demo, no_figures):
     assert unmeasured(run(demo)) == unmeasured(record(demo))

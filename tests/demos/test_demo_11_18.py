@@ -169,7 +169,7 @@ def test_18_counts_the_files_it_is_given(target, tmp_path):
 
 
 @pytest.mark.slow
-def test_18_sees_a_rule_broken(target, monkeypatch):
+def test_18_sees_a_rule_broken(target, monkeypatch, one_repeat):
     monkeypatch.setattr(decode_lab, "verify", lambda draft, rows, sampler, history, rng: (
         list(range(len(draft.tokens))), int(rows[len(draft.tokens)].argmax()), len(draft.tokens)))
     made = console.run_demo(REAL, ["--target", str(target), *QUICK])

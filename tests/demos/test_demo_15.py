@@ -164,7 +164,7 @@ def test_random_weights_mean_nothing(monkeypatch, capsys):
 # -- losslessness, broken ------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch):
+def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch, one_repeat):
     right = decode_lab.verify
 
     def verify(draft, rows, sampler, history, rng):
@@ -182,7 +182,7 @@ def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_draft_token_accepted_untested_is_seen_in_the_samples(folders, monkeypatch):
+def test_a_draft_token_accepted_untested_is_seen_in_the_samples(folders, monkeypatch, one_repeat):
     right = decode_lab.accept
     monkeypatch.setattr(decode_lab, "accept", lambda p, tokens, q, rng: (0, tokens[0]) if tokens else right(
         p, tokens, q, rng))

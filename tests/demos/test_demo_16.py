@@ -139,7 +139,7 @@ def test_a_draft_that_transformers_refuses_and_the_shortest_drafts(folders):
 # -- losslessness, broken ------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch):
+def test_a_wrong_token_accepted_is_seen_in_the_texts(folders, monkeypatch, one_repeat):
     right = decode_lab.verify
 
     def verify(draft, rows, sampler, history, rng):

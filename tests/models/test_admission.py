@@ -29,6 +29,15 @@ def direct(model, ids):
     return model(torch.tensor(np.asarray(ids))[None], use_cache=False).logits[0].numpy()
 
 
+@torch.inference_mode()
+def behind(model, ids, paths):
+    """(paths, V) logits behind each path after ids, by one forward. Shorter paths are filled; no row looks ahead."""
+    longest = max(map(len, paths))
+    sent = [[*ids, *path, *[ids[0]] * (longest - len(path))] for path in paths]
+    logits = model(torch.tensor(sent), use_cache=False).logits
+    return np.stack([logits[i, len(ids) + len(path) - 1].numpy() for i, path in enumerate(paths)])
+
+
 def tokens(n, seed=0):
     return np.random.default_rng(seed).integers(3, V, n).tolist()
 
@@ -65,8 +74,9 @@ def test_chain_tree_and_rewinds_give_the_logits_of_a_forward_without_a_cache(nam
         decoder.commit(range(3))                                # one of the text, two of the branch
         kept = branch[:n + 3]
         rows = [*decoder.send(nodes[:4], PARENTS[:4]), *decoder.send(nodes[4:], PARENTS[4:])]
-        for i, row in enumerate(rows):
-            same(row, direct(model, [*kept, *(nodes[j] for j in path(i))])[-1])
+        for row, wanted_row in zip(rows, behind(model, kept, [[nodes[j] for j in path(i)] for i in range(len(nodes))]),
+                                   strict=True):
+            same(row, wanted_row)
         decoder.commit(path(5))
         kept += [nodes[j] for j in path(5)]
         assert decoder.committed == len(kept) and set(decoder.cache.lengths()) == {len(kept)}

@@ -86,9 +86,10 @@ def test_clean_deletes_what_is_kept_and_nothing_else(cache, capsys):
 
 
 @pytest.mark.slow
-def test_the_kept_model_is_the_unpacked_one(cache):
+def test_the_kept_model_is_the_unpacked_one(cache, monkeypatch):
     path = locate(None)[1]
     model, tokenizer = loading._load_gguf(path, torch.float32)
+    monkeypatch.setattr(loading, "_load_gguf", lambda *how: (model, tokenizer))     # not read a second time
     loading._load_unpacked(path, torch.float32)
     again, tokenizer_again = loading._load_unpacked(path, torch.float32)
     kept = unpacked.place(path)

@@ -8,7 +8,7 @@ from lab.support.errors import BadInput, brief, checked, cut, nearest, require
 
 def test_require_names_the_value_and_what_would_be_right():
     require(True, "gamma", 3, "at least 1")
-    with pytest.raises(BadInput, match="^gamma is 0 but must be at least 1.$"):
+    with pytest.raises(BadInput, match="^gamma is 0 but must be at least 1\\.$"):
         require(0 >= 1, "gamma", 0, "at least 1")
 
 
