@@ -123,10 +123,10 @@ def interrupting(model, at, times=1):
 @pytest.mark.parametrize("at, written", [({1}, 0), ({2}, None), ({6}, None)])
 def test_ctrl_c_ends_the_answer_after_a_round_and_the_conversation_goes_on(at, written, capsys):
     model = interrupting(Talker(eos_at=1000), at)
-    one = Chat(model, settings(check=True))
+    one, handler = Chat(model, settings(check=True)), signal.getsignal(signal.SIGINT)
     with one.interrupts:
         prompt, run = say(one, "hello")
-    assert one.interrupts.asked and run.stop == "" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert one.interrupts.asked and run.stop == "" and signal.getsignal(signal.SIGINT) is handler
     assert one.ids == plain(model, prompt, 60, eos_at=1000)[:len(prompt) + run.n_tokens]
     assert len(run.rounds) == max(at) - 1 if written is None else one.ids == prompt
     assert "Ctrl-C" in capsys.readouterr().out and one.status == 0
@@ -138,10 +138,10 @@ def test_ctrl_c_ends_the_answer_after_a_round_and_the_conversation_goes_on(at, w
 
 
 def test_a_second_ctrl_c_leaves_at_once():
-    one = Chat(interrupting(Talker(eos_at=1000), {4}, times=2), settings())
+    one, handler = Chat(interrupting(Talker(eos_at=1000), {4}, times=2), settings()), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), one.interrupts:
         say(one, "hello")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_at_the_prompt_a_ctrl_c_leaves_only_where_the_last_thing_was_one(monkeypatch, capsys):
