@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,20 +74,39 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def read_once():
-    """What a small model's texts take is read once: no number of threads is chosen, nothing is read again when busy."""
-    from lab.measure import compare, threads
+    """What a small model's texts take is read once: no number of threads is chosen, nothing is read again when busy.
 
+    The machine's rates, which say nothing about a small model, are read in a quarter of a second."""
+    from lab.measure import compare, threads, timing
+
+    read_rates = timing.read_rates
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "read_rates", lambda device, dtype: read_rates(device, dtype, 0.25))
         patch.setattr(threads, "cores", lambda: 1)
         patch.setattr(compare, "MOST_SPREAD", float("inf"))
         yield
 
 
-@pytest.fixture
-def one_repeat(monkeypatch):
+@contextmanager
+def timing_once():
     """Each method is timed once and not five times, in tests of what a demo writes and not of how fast."""
     from lab.measure import compare
 
     read = compare._read
-    monkeypatch.setattr(compare, "_read", lambda methods, text, prompt, target, n_new, repeats, *rest: read(
-        methods, text, prompt, target, n_new, 1, *rest))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "_read", lambda methods, text, prompt, target, n_new, repeats, *rest: read(
+            methods, text, prompt, target, n_new, 1, *rest))
+        yield
+
+
+@pytest.fixture
+def one_repeat():
+    """timing_once, throughout a test."""
+    with timing_once():
+        yield
+
+
+@pytest.fixture(scope="session")
+def timed_once():
+    """timing_once, for the fixtures of a module."""
+    return timing_once

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 
 import console
@@ -14,8 +13,16 @@ DEMOS = list(demos().values())
 NAMES = [path.stem for path in DEMOS]
 
 
+def valid(path):
+    """The notebook in this file."""
+    import nbformat  # takes seconds, which a worker without these tests need not spend
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    return notebook
+
+
 def committed(demo):
-    return nbformat.read(notebooks.notebook_path(demo), as_version=nbformat.NO_CONVERT)
+    return valid(notebooks.notebook_path(demo))
 
 
 def test_every_demo_has_a_notebook_and_every_notebook_a_demo():
@@ -24,9 +31,7 @@ def test_every_demo_has_a_notebook_and_every_notebook_a_demo():
 
 @pytest.mark.parametrize("demo", DEMOS, ids=NAMES)
 def test_a_notebook_has_the_cells_of_its_demo(demo):
-    notebook = committed(demo)
-    nbformat.validate(notebook)
-    assert notebooks.cells_of(notebook) == notebooks.cells_of(notebooks.build(demo)), "run make notebooks"
+    assert notebooks.cells_of(committed(demo)) == notebooks.cells_of(notebooks.build(demo)), "run make notebooks"
 
 
 @pytest.mark.parametrize("demo", DEMOS, ids=NAMES)
@@ -128,7 +133,7 @@ def test_a_notebook_is_the_same_each_time_and_shows_what_the_demo_does(write_dem
     assert notebooks.main([]) == 0 and path.read_bytes() == first
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
-    cells = nbformat.read(path, as_version=4).cells
+    cells = valid(path).cells
     assert [cell.id for cell in cells] == ["97-00", "97-01", "97-02", "97-03", "97-04"]
     tags = [[tag for tag in cell.metadata.get("tags", []) if tag != notebooks.HIDE] for cell in cells]
     assert tags == [[], [], [], [], ["notebook"]] and not any(set(cell.metadata) - {"tags"} for cell in cells)

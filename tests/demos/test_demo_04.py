@@ -349,7 +349,7 @@ def test_as_a_script_in_a_pipe(script, tmp_path, quick):
     assert (record["tables"], record["observations"]) == (quick["tables"], quick["observations"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_observations_hold_by_default():
     record = console.run_demo(DEMO)
     assert all(claims(record).values()), claims(record)

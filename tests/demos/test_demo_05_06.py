@@ -129,7 +129,7 @@ def test_05_runs_where_nothing_fits_and_with_one_context():
 
 # -- 06 ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_06_all_observations_hold():
     found = record(TREES)
     assert all(claims(found).values()) and len(found["observations"]) >= 6

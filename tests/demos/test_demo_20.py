@@ -24,11 +24,12 @@ def run(target, *flags):
 
 
 @pytest.fixture(scope="module")
-def record(folders):
-    return run(folders / LLAMA)
+def record(folders, timed_once):
+    with timed_once():
+        return run(folders / LLAMA)
 
 
-def check(record, more=(), repeats=5):
+def check(record, more=(), repeats=1):
     """What holds of every record. more: the methods of an engine with weights of its own."""
     assert [t["id"] for t in record["tables"]] == [
         "forward-times", "why-repeat", "why-open", "rivals-repeat", "rivals-open", "same-text"]
@@ -80,7 +81,7 @@ def test_a_small_llama(record):
 @pytest.mark.slow
 def test_a_hybrid_in_bfloat16(folders, one_repeat):
     record = run(folders / LFM2, "--dtype", "bfloat16", "--scheme", "int8")
-    check(record, repeats=1)
+    check(record)
     assert observation(record, "rivals-same-text")["holds"]
 
 
@@ -89,7 +90,7 @@ def test_a_hybrid_in_bfloat16(folders, one_repeat):
 def test_a_draft_of_its_own_needs_as_many_output_rows(folders, draft, own):
     """transformers takes another number of output rows for another tokenizer; a rounding of the target is there instead."""
     record = run(folders / LLAMA, "--draft", folders / draft)
-    check(record)
+    check(record, repeats=5)
     chain = next(row for row in table(record, "why-repeat") if row["method"] == "our chain")
     assert not own or chain["alpha"] is None or chain["alpha"] == 1              # the target itself is always right
 
@@ -99,7 +100,7 @@ def test_random_weights_mean_nothing(monkeypatch, capsys):
     import llm_math
     monkeypatch.setattr(llm_math, "MODELS", {"tiny": llm_math.replace(
         llm_math.PYTHIA_70M, n_layers=4, hidden=64, n_heads=4, n_kv_heads=4, head_dim=16, ffn=128, vocab_size=320)})
-    check(console.run_demo(DEMO, [*SMALL, "--random-weights", "tiny"]))
+    check(console.run_demo(DEMO, [*SMALL, "--random-weights", "tiny"]), repeats=5)
     assert "tau and acceptance mean nothing" in " ".join(capsys.readouterr().out.split())
 
 
@@ -121,7 +122,7 @@ def test_llama_cpp_has_its_rows_where_it_is_installed(folders, monkeypatch, one_
     monkeypatch.setattr(llama_cpp, "llama_cpp", scripted)
     monkeypatch.setattr("lab.models.gguf_file", lambda name: "x.gguf")
     record = run(folders / LLAMA)
-    texts = check(record, ["llama.cpp", "llama.cpp lookup 10"], repeats=1)
+    texts = check(record, ["llama.cpp", "llama.cpp lookup 10"])
     foreign = [row for row in texts if row["method"].startswith("llama")]
     assert len(foreign) == 4 and all((row["differ"], row["bugs"]) == (0, None) for row in foreign)
     assert {(path, n) for path, n, _ in asked} == {("x.gguf", 0), ("x.gguf", 10)}

