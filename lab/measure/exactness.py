@@ -67,12 +67,22 @@ def distances(counts, p):
     p: a distribution (k,), or a table (V, V) of one in each row; a row then weighs by its share of the counts. What p
     holds impossible and was counted makes chi-square infinite. Without any counts both are 0.
     """
-    counts, p = np.asarray(counts), np.asarray(p)
-    axes = tuple(range(-p.ndim, 0))
-    expected = counts.sum(-1, keepdims=True) * p
-    off = np.abs(counts - expected)
+    expected, off, axes = _off(counts, p)
     chi_square = np.divide(off**2, expected, out=np.where(off > 0, np.inf, 0.0), where=expected > 0)
-    return off.sum(axes) / 2 / np.maximum(counts.sum(axes), 1), chi_square.sum(axes)
+    return total_variation(counts, p), chi_square.sum(axes)
+
+
+def total_variation(counts, p):
+    """The first of `distances`."""
+    _, off, axes = _off(counts, p)
+    return off.sum(axes) / 2 / np.maximum(np.sum(counts, axes), 1)
+
+
+def _off(counts, p):
+    """(expected counts, how far counts are off, the axes that a distance sums over)."""
+    counts, p = np.asarray(counts), np.asarray(p)
+    expected = counts.sum(-1, keepdims=True) * p
+    return expected, np.abs(counts - expected), tuple(range(-p.ndim, 0))
 
 
 def against_plain(tokens, p, rng, samples: int = 2000) -> tuple[float, float, float]:
@@ -86,8 +96,8 @@ def counts_against_plain(counts, p, rng, samples: int = 2000) -> tuple[float, fl
     TV: their total variation. Plain samples of the same size have one, too: the noise floor is its median, the p-value
     the share of them (and of the counts) with at least as large a TV.
     """
-    plain = distances(rng.multinomial(counts.sum(-1), p, (samples, *np.shape(p)[:-1])), p)[0]
-    tv = distances(counts, p)[0]
+    plain = total_variation(rng.multinomial(counts.sum(-1), p, (samples, *np.shape(p)[:-1])), p)
+    tv = total_variation(counts, p)
     return float(tv), float(np.median(plain)), float((1 + (plain >= tv).sum()) / (1 + samples))
 
 

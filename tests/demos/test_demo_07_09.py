@@ -280,6 +280,7 @@ def test_08_an_edit_changes_the_conclusion(no_figures):
     assert rows["plain"]["hard"] == rows["best fixed"]["hard"] == 1
 
 
+@pytest.mark.nightly
 def test_08_a_threshold_fitted_to_the_texts_has_less_regret_than_the_costs(no_figures):
     """So the claim is of rules whose numbers are not fitted."""
     made = run(DEPTH, "--threshold", 0.6, "--requests", 4, "--candidates", 32, "--new-tokens", 64, "--gamma-max", 8)
