@@ -29,11 +29,13 @@ def test_every_demo_has_a_notebook_and_every_notebook_a_demo():
     assert sorted(path.stem for path in notebooks.FOLDER.glob("*.ipynb")) == sorted(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("demo", DEMOS, ids=NAMES)
 def test_a_notebook_has_the_cells_of_its_demo(demo):
     assert notebooks.cells_of(committed(demo)) == notebooks.cells_of(notebooks.build(demo)), "run make notebooks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("demo", DEMOS, ids=NAMES)
 def test_a_notebook_is_executed_and_reads_without_widgets(demo):
     code = [cell for cell in committed(demo).cells if cell.cell_type == "code" and cell.source.strip()]
@@ -62,6 +64,7 @@ def with_numbers(notebook, numbers):
     return notebook
 
 
+@pytest.mark.slow
 def test_only_the_numbers_named_change():
     demo = demos()[15]
     before, after = ([line for cell in made.cells for line in cell.source.splitlines()] for made in (

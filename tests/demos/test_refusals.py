@@ -27,6 +27,7 @@ def test_it_refuses_before_the_first_section(number, flags, words, capsys):
     assert "## 1." not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", TOY)
 @pytest.mark.parametrize("value", [-1, 10**30])
 def test_no_whole_number_is_too_small_or_too_large_for_a_sentence(number, value):

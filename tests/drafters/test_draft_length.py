@@ -161,6 +161,7 @@ def test_a_steep_cost_keeps_drafts_short():
     assert np.mean(half[1]) < 2 < 15 < np.mean(half[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize("c", [0.01, 0.05, 0.1, 0.2, 0.4])
 def test_geometric_acceptance_leads_to_the_textbooks_gamma(alpha, c):

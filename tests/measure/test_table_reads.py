@@ -47,6 +47,7 @@ def test_the_text_is_the_target_s_and_reads_are_noted_for_each_generation(paths,
         assert second.in_memory == sum(-(-path.stat().st_size // 4096) for path in paths)
 
 
+@pytest.mark.slow
 def test_cold_tables_are_those_that_the_system_dropped(paths, text, monkeypatch):
     decoder, prompt, _ = text
     asked = []

@@ -77,10 +77,14 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64            # with the default of 5 some of the client's connections wait for a second
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """The address of a running Hub, which huggingface_hub takes for its own; the cache is empty."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server = Server(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()   # looks for its end every 10 ms
     use(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "hub")
     Hub.broken, Hub.asked[:] = set(), []
