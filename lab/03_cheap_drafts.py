@@ -58,7 +58,7 @@ A = assumptions(Assumptions)
 # A step reads the weights and the cache. The predicted c is the bytes that a draft step reads, over
 # those that a target step reads. The measured c is a ratio of times, in numpy. Two things can raise
 # it. numpy cannot multiply packed integers, so int8 and int4 run in 32 bits, as slowly as the
-# target. And each layer costs some calls, however narrow it is.
+# target. And each layer costs some calls. But few layers may fit in a CPU cache: that lowers it.
 
 
 # %%
@@ -106,7 +106,7 @@ busy = disturbed(np.transpose([np.median(SECONDS[d] / SECONDS[TARGETS[d.target]]
 observe("quantized-slower", "Each rounded model takes at least {x:.2f} times its predicted time.",
         value=min(row[6] for row in rows[:len(A.quantized)]), at_least=1.2, measured=True,
         not_judged=busy)
-observe("depth-costs", "Each smaller model takes at least {x:.2f} times its predicted time.",
+observe("depth-costs", "Medium and small take at least {x:.2f} times their predicted time.",
         value=min(row[6] for row in rows[-2:]), at_least=1.2, measured=True, not_judged=busy)
 
 # %% [markdown]

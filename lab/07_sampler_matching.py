@@ -56,8 +56,8 @@ A = assumptions(Assumptions)
 # corollary 3.6). The table has its mean over the tested tokens, and the share of them that was
 # *accepted*. *std errors*: their difference in standard errors. By chance some rows may reach 2.
 #
-# The draft has its target's filters and penalty, at the temperature in column *draft*. "matched" is
-# the target's own temperature, "greedy" takes the likeliest token. A greedy target counts as T 1.
+# The draft has its target's filters and penalty, at the temperature in column *draft*: "matched" is
+# the target's own, "greedy" takes the likeliest token, others are --ratios x its T (or x 1).
 
 # %%
 LARGE, DRAFT, RNG = toy.load("large"), toy.load(A.draft), np.random.default_rng([A.seed, 1])
@@ -106,8 +106,8 @@ observe("greedy-best-for-greedy", "For the greedy target, the matched draft's ov
 # %% [markdown]
 # ## 2. The draft's best temperature
 #
-# So acceptance can be predicted without drafting: the target alone writes new texts, and we take
-# the mean overlap at every token. Might a weak draft model do better a little colder or hotter?
+# So acceptance can be predicted without drafting: the target writes texts alone, and we take the
+# mean overlap at every token. (New texts, other means.) Is a draft better a bit colder or hotter?
 # *best ratio*: the draft's temperature over the target's, where the overlap is largest of those
 # tried. *gain* is that overlap less the matched one. Part of it may be chance.
 

@@ -4,7 +4,7 @@
 # **Question.** A small model drafts for a middle one, and both for a large one. Does that pay?
 #
 # **Watch for.** Which q the large model tests with. How good and how cheap the two drafts must be.
-# Most tokens of the small one that pass the middle one would pass the large one anyway.
+# How often the large one accepts the small one's tokens: that pair needs no middle one.
 #
 # **Takes.** about 15 s; needs numpy, matplotlib, tokenizers, safetensors.
 #
@@ -96,7 +96,7 @@ observe("small-q-wrong", "With the wrong q the TV is {x:.3f}.", value=rows[1][1]
 #   each of which the small one drafts up to *inner* tokens.
 # - *gain*: the cascade's predicted speed over that of the faster *pair* (one draft and the large
 #   model) or plain decoding, each at its best inner and gamma. Formula: llm_math.best_cascade.
-# - Each alpha is taken as constant, and alpha_13 is alpha_12 x alpha_23, as if independent.
+# - Each alpha is constant, and alpha_13 is alpha_12 x alpha_23: two independent tests to pass.
 
 # %%
 @cache
