@@ -13,8 +13,8 @@
 # %%
 from dataclasses import dataclass
 
-from console import (Count, OneOf, Within, assumptions, figure, observe, print_table, progress,
-                     record_samples, require, subplots)
+from console import (Count, OneOf, Within, assumptions, figure, observe, print_table, print_text,
+                     progress, record_samples, require, subplots)
 
 import numpy as np
 
@@ -46,6 +46,7 @@ require(A.prompt_tokens + A.new_tokens <= LM.max_length, "--new-tokens", A.new_t
         f"at most {LM.max_length - A.prompt_tokens} with --prompt-tokens {A.prompt_tokens}")
 require(max(A.prompts) + A.answer_tokens <= LM.max_length, "--answer-tokens", A.answer_tokens,
         f"at most {LM.max_length - max(A.prompts)} with --prompts {max(A.prompts)}")
+print_text(" ".join(toy.past_training(max(A.prompt_tokens + A.new_tokens, *A.prompts))))
 
 # %% [markdown]
 # ## 1. The same text, with a cache and without

@@ -313,10 +313,12 @@ def test_few_rounds_are_not_judged(quick):
 
 @pytest.mark.parametrize("flags, broken", [
     (["--alphas", 0.9, "--costs", 0.05], "pays-not-always"), (["--tokens-per-s", 50], "above-ceiling"),
-    (["--tokens-per-s", 500], "alpha-meant"), (["--samples", 1, "--vocabulary", 2], "wrong-shows")])
+    (["--tokens-per-s", 500], "alpha-meant"), (["--samples", 1, "--vocabulary", 2], "wrong-shows"),
+    (["--drafts", "medium", "--new-tokens", 9, "--gamma-max", 4, "--gammas", 3],   # a few rounds say little
+     "alpha-predicted tau-textbook tau-position")])
 def test_an_edit_changes_the_conclusion(flags, broken):
     found = claims(console.run_demo(DEMO, [*QUICK, *flags]))
-    assert found[broken] is False and found["lossless"] and found["output-as-target"]
+    assert not any(found[id] for id in broken.split()) and found["lossless"] and found["output-as-target"]
 
 
 @pytest.mark.parametrize("p, q", [(0.8, 0.8), (0, 0), (1, 0), (0, 1), (0.1, 0.7)])
